@@ -10,7 +10,6 @@ import sys
 import tomllib
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ import typer
 from seqgate.cli import _main
 from seqgate.cli._settings import SERVICES
 from seqgate.dev.child import bound_to_us
-from seqgate.dev.stack import PORTS
+from seqgate.dev.stack import Stack
 from tests.support.page_programs import (
     BLOCK,
     Program,
@@ -30,7 +29,6 @@ from tests.support.page_programs import (
     programs,
     unlabelled,
 )
-from tests.support.ports import consecutive_ports
 from tools.site import navigation
 from tools.site.reference import command_line
 from tools.site.tree import ROOT, sources
@@ -81,13 +79,11 @@ RUN = [
 ]
 
 DEV = "seqgate dev --data data\n"
-"""What runs while readers follow a page."""
+"""What runs while readers follow a page. tests/cli/test_dev.py runs the command; here are the same
+services, which start at less cost."""
 
 CHECKOUT = ("LICENSE", "README.md", "examples", "pyproject.toml", "seqgate", "services")
 """What programs of pages need of a checkout, in which readers type them."""
-
-START_S = 120.0
-"""Limit of the start of all services, in seconds, on a busy machine."""
 
 WITHIN_S = 300.0
 """Limit of a program, in seconds: a dozen commands on a busy machine."""
@@ -100,23 +96,24 @@ TWICE = 2
 class Terminal:
     """A reader's terminal, in a checkout, whose services listen on ports of their own."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, stack: Stack) -> None:
         self._folder = folder
-        self._port = port
-        ports = {name: f"127.0.0.1:{port + place}" for place, name in enumerate(PORTS)}
-        self._addresses = {default: ports[name] for name, default in SERVICES.items()}
+        self._addresses = {default: stack.address(name) for name, default in SERVICES.items()}
         scripts = Path(sys.executable).parent
         self._environment = {
             **os.environ,
-            **{f"SEQGATE_{name.upper()}": ports[name] for name in SERVICES},
+            **{f"SEQGATE_{name.upper()}": stack.address(name) for name in SERVICES},
             "PATH": f"{scripts}:{os.environ['PATH']}",
         }
         for name in CHECKOUT:
             (folder / name).symlink_to(ROOT / name)
 
-    async def start(self, command: list[str]) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *bound_to_us(command),
+    async def run(self, program: Program) -> tuple[int, str]:
+        """Returns the exit status, and what it printed."""
+        code = elsewhere(program.code, self._addresses)
+        is_python = program.language == "python"
+        process = await asyncio.create_subprocess_exec(
+            *bound_to_us([sys.executable, "-"] if is_python else ["bash", "-eu", "-s"]),
             stdin=PIPE,
             stdout=PIPE,
             stderr=STDOUT,
@@ -124,31 +121,6 @@ class Terminal:
             env=self._environment,
             start_new_session=True,
         )
-
-    @asynccontextmanager
-    async def services(self) -> AsyncIterator[None]:
-        """What the first pages have their readers run, until Ctrl-C."""
-        line = f"exec {DEV.strip()} --port-base {self._port}"
-        process = await self.start(["bash", "-c", line])
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(START_S):
-                while b"In another terminal" not in (said := await process.stdout.readline()):
-                    assert said, "seqgate dev has ended"
-            yield
-            process.send_signal(signal.SIGINT)
-            async with asyncio.timeout(START_S):
-                assert await process.wait() == 0
-        finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-
-    async def run(self, program: Program) -> tuple[int, str]:
-        """Returns the exit status, and what it printed."""
-        code = elsewhere(program.code, self._addresses)
-        is_python = program.language == "python"
-        process = await self.start([sys.executable, "-"] if is_python else ["bash", "-eu", "-s"])
         try:
             async with asyncio.timeout(WITHIN_S):
                 out, _ = await process.communicate(code.encode())
@@ -163,9 +135,8 @@ class Terminal:
 @pytest_asyncio.fixture(scope="module")
 async def terminal(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Terminal]:
     """For all pages: each has topics and files of its own."""
-    made = Terminal(tmp_path_factory.mktemp("checkout"), consecutive_ports(len(PORTS)))
-    async with made.services():
-        yield made
+    async with Stack(tmp_path_factory.mktemp("data")) as stack:
+        yield Terminal(tmp_path_factory.mktemp("checkout"), stack)
 
 
 @pytest.mark.parametrize("page", RUN)
@@ -181,6 +152,21 @@ async def test_the_programs_of_a_page_work_in_its_order_and_twice(
                 assert status == 0, f"{page}:{program.line}\n{printed}"
                 missing = lacking(program, printed)
                 assert not missing, f"{page}:{program.line} does not print: {missing}\n{printed}"
+
+
+async def test_the_publisher_of_the_start_page_is_killed_in_the_middle(terminal: Terminal) -> None:
+    """Some messages are stored before, others after. The topic is another: the page's has all."""
+    code = "".join(each.code for each in of_page(ROOT / "docs/start.md")[2:5])
+    assert code.count("kill -9") == 1
+    assert code.count("seqgate publish purchases") == 2
+    program = Program(0, "sh", code.replace("purchases", "killed"), (), "")
+    status, printed = await terminal.run(program)
+    assert status == 0, printed
+    (summary,) = (each for each in printed.splitlines() if each.startswith("checkout "))
+    _, sent, stored, duplicates, failed = summary.split()
+    assert (int(sent), int(failed)) == (20_000, 0)
+    assert 0 < int(stored) < 20_000, printed
+    assert int(stored) + int(duplicates) == 20_000
 
 
 @pytest.mark.parametrize("page", PAGES)
