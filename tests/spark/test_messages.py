@@ -341,7 +341,7 @@ async def test_the_programs_of_the_documentation_work(
     addresses = {SERVICES["ledger"]: world.services.stack.address("ledger")}
     names: dict[str, Any] = {}
     programs = [each for each in of_page(root / "docs/guides/spark.md") if not each.why]
-    for program in [*programs, *programs]:  # twice in a row
+    for program in programs:
         code = elsewhere(program.code, addresses).replace("public/default/*", TOPIC)
         code = code.replace('"orders/', f'"{tmp_path}/').replace(
             "/tmp/seqgate-staging", f"{tmp_path}"
