@@ -871,7 +871,7 @@ class Producer:
                 await self._wake.wait()
                 self._wake.clear()
                 if (wait_s := self._outbox.resume_after_s) is not None:
-                    await asyncio.sleep(wait_s)
+                    await asyncio.sleep(self._reconnecting.spread(wait_s))
                     self._outbox.resume()
                 while not self._moving:
                     publications = self._outbox.to_send(REQUEST_BYTES_MAX)

@@ -31,9 +31,14 @@ class Backoff:
 
     def next_s(self, at_least: float | None = None) -> float:
         """The wait before this attempt, at least `at_least`."""
-        wait_s = max(self._next_s * (0.5 + self._random.random() / 2), at_least or 0.0)
+        wait_s = max(self._next_s * (0.5 + self._random.random() / 2), self.spread(at_least or 0.0))
         self._next_s = min(self._next_s * 2, BACKOFF_MAX_S)
         return wait_s
+
+    def spread(self, wait_s: float) -> float:
+        """A wait that a service demands, or up to half more: it may have told many clients the
+        same."""
+        return wait_s * (1 + self._random.random() / 2)
 
 
 class Reconnecting:
@@ -80,6 +85,10 @@ class Reconnecting:
             # As text: a handler may keep what it is given, and an error keeps its frames.
             _log.warning("%s is not connected, and tries again: %s", self._who, str(error))
         return self._backoff.next_s(error.retry_after_s)
+
+    def spread(self, wait_s: float) -> float:
+        """How long to wait before a resend, in seconds: at least as long as the service demands."""
+        return self._backoff.spread(wait_s)
 
     def pause_s(self) -> float:
         """How long to wait before the next attempt after an orderly end, in seconds."""

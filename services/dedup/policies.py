@@ -38,6 +38,7 @@ import asyncio
 import json
 import secrets
 from collections import OrderedDict
+from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
@@ -46,6 +47,7 @@ from seqgate.services.cursors import CursorsUnavailable
 from seqgate.services.dedup.core.policy import NOTHING, EffectivePolicy, InvalidPolicy, Policy
 from seqgate.services.dedup.metrics import DedupMetrics
 from seqgate.services.dedup.ports import Cursors, GivenPolicies, KnownPolicy, StateStore
+from seqgate.services.runtime import deadline
 from seqgate.types import InvalidNameError, TopicName
 
 log = structlog.get_logger()
@@ -114,6 +116,7 @@ class DurablePolicies:
         self._metrics = metrics or DedupMetrics()
         self._token = ""
         self._cached: OrderedDict[Level, Policy] = OrderedDict()
+        self._reading: dict[tuple[str, Level], asyncio.Task[Policy]] = {}
 
     def known(self, topic: TopicName) -> KnownPolicy | None:
         if self._is_never_set(topic):
@@ -225,12 +228,31 @@ class DurablePolicies:
         policy = self._used(level)
         if policy is not None:
             return policy
-        policy = await self._read(level)
+        policy = await self._read_once(token, level)
         if token == self._token:
             self._cached[level] = policy
             if len(self._cached) > CACHED_MAX:
                 self._cached.popitem(last=False)
         return policy
+
+    async def _read_once(self, token: str, level: Level) -> Policy:
+        """Read a policy for all callers that saw this token and want it now: a namespace's is
+        wanted for all its topics."""
+        reading = self._reading.get((token, level))
+        if reading is None:
+            reading = asyncio.create_task(self._read_for_all(level))
+            self._reading[token, level] = reading
+            reading.add_done_callback(partial(self._has_read, (token, level)))
+        return await asyncio.shield(reading)
+
+    async def _read_for_all(self, level: Level) -> Policy:
+        deadline.set_remaining_s(None)  # not that of the first caller
+        return await self._read(level)
+
+    def _has_read(self, what: tuple[str, Level], reading: "asyncio.Task[Policy]") -> None:
+        del self._reading[what]
+        if not reading.cancelled():
+            reading.exception()  # mark it as retrieved: its callers may be cancelled right now
 
     async def _read(self, level: Level) -> Policy:
         policy = await self._readable(level)

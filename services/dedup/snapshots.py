@@ -40,6 +40,7 @@ from seqgate.services.dedup.metrics import DedupMetrics
 from seqgate.services.dedup.ports import Cursors, PolicySource, StateStore, Summary
 from seqgate.services.deduplication import Writer
 from seqgate.services.errors import DomainError, Kind
+from seqgate.services.runtime.backoff import Backoff
 from seqgate.services.runtime.tasks import end
 from seqgate.telemetry import names, spans
 from seqgate.types import DEDUP_CURSOR, Position, TopicName
@@ -201,18 +202,17 @@ class Snapshots:
         return not 0 <= now_ms - summary.saved.taken_ms < interval_s * 1000
 
     async def _take_while_wanted(self, topic: TopicName) -> None:
-        failure_rest_s = FAILURE_REST_S
+        backoff = Backoff(FAILURE_REST_S, FAILURE_REST_MAX_S)
         try:
             while topic in self._wanted:
                 self._wanted.discard(topic)
                 started = time.monotonic()
                 if await self._try(topic):
-                    failure_rest_s = FAILURE_REST_S
+                    backoff.reset()
                     await asyncio.sleep((time.monotonic() - started) * SHARE)
                 else:
                     self._wanted.add(topic)
-                    await asyncio.sleep(failure_rest_s)
-                    failure_rest_s = min(failure_rest_s * 2, FAILURE_REST_MAX_S)
+                    await asyncio.sleep(backoff.next_s())
         finally:
             self._wanted.discard(topic)
             del self._taking[topic]

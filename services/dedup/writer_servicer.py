@@ -14,6 +14,7 @@ from seqgate.services.dedup.core.topic import Persisted
 from seqgate.services.dedup.service import Deduplication
 from seqgate.services.deduplication import Judged
 from seqgate.services.errors import DomainError, InvalidProducerName, Kind
+from seqgate.services.runtime import deadline
 from seqgate.services.runtime import deduplication as wire
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.load import weighed
@@ -30,7 +31,7 @@ from seqgate.services.runtime.requests import (
 )
 from seqgate.telemetry import names
 from seqgate.telemetry.spans import asked, rpc_attributes
-from seqgate.times import duration
+from seqgate.times import duration, milliseconds
 from seqgate.types import Chunk
 
 LOADED_PRODUCERS_MAX: Final = 100_000
@@ -152,6 +153,8 @@ class DedupWriterServicer(pb_grpc.DedupWriterServiceServicer):
         self, request: pb.ExchangeRequest, asked_for: str | None
     ) -> pb.ExchangeResponse:
         request_id = request.request_id
+        timeout_s = milliseconds(request.timeout) / 1000 if request.HasField("timeout") else None
+        deadline.set_remaining_s(timeout_s)
         try:
             with weighed(request):
                 match asked_for:

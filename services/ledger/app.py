@@ -21,9 +21,10 @@ from seqgate.services.ledger.ports import Cursors, Deduplicator, LedgerStore
 from seqgate.services.ledger.rights import RIGHTS
 from seqgate.services.ledger.service import Ledger
 from seqgate.services.ledger.servicer import EntryLimits, LedgerServicer
-from seqgate.services.runtime.channels import following_channel, peer_channel
+from seqgate.services.runtime.channels import CALLS_AT_ONCE, following_channel, peer_channel
 from seqgate.services.runtime.cursors import GrpcCursors, NoCursors
 from seqgate.services.runtime.drain import Drain
+from seqgate.services.runtime.limiter import Limiter
 from seqgate.services.runtime.metrics import OFF, Metrics, tables_surveyed, tell_store, telling
 from seqgate.services.runtime.server import grpc_server, told_to_stop
 from seqgate.services.runtime.tasks import end
@@ -33,16 +34,21 @@ SERVICE: Final = "seqgate.api.ledger.v1.LedgerService"
 
 
 async def run(config: LedgerConfig) -> None:
+    limiter = Limiter(CALLS_AT_ONCE)
     async with (
         telling(config) as metrics,
         open_store(config, metrics) as store,
         open_owner(config, store) as owner,
         peer_channel(
-            config.dedup_target, keepalive_s=config.keepalive_s, as_caller=config, metrics=metrics
+            config.dedup_target,
+            keepalive_s=config.keepalive_s,
+            as_caller=config,
+            metrics=metrics,
+            limiter=limiter,
         ) as channel,
         connect_cursors(config, metrics) as cursors,
     ):
-        dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s)
+        dedup = GrpcDeduplicator(channel, timeout_s=config.dedup_timeout_s, limiter=limiter)
         try:
             await serve(config, store, dedup, cursors, metrics, owner)
         finally:

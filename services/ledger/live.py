@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from random import Random
 from typing import Final, NamedTuple
 
 import structlog
@@ -44,6 +45,7 @@ from seqgate.services.ledger.core.writer import (
 )
 from seqgate.services.ledger.metrics import FAILED, LedgerMetrics, Recovery
 from seqgate.services.ledger.ports import (
+    DedupBusy,
     Deduplicator,
     DedupUnavailable,
     EntryCorrupt,
@@ -381,6 +383,7 @@ class LiveTopic:
         self._store = store
         self._dedup = dedup
         self._tasks = tasks
+        self._random = Random()
         # Work for the topic belongs to no call and must not inherit a caller's deadline.
         self._context = contextvars.Context()
         self._writer = TopicWriter(state.incarnation, state.ledger_id, state.tail, limits)
@@ -729,7 +732,7 @@ class LiveTopic:
             case Reopen():
                 return await self._reopen()
             case Pause(seconds):
-                await asyncio.sleep(seconds)
+                await asyncio.sleep(self._random.uniform(seconds / 2, seconds))
                 return [] if self.stopped else self._writer.pause_over()
             case Rest():
                 await asyncio.sleep(CONFIRM_AFTER_S)
@@ -755,7 +758,7 @@ class LiveTopic:
                 return []
             log.warning("deduplication failed", topic=str(self.topic), reason=error.reason)
             self._cause = "dedup_failed"
-            return writer.dedup_failed(error)
+            return writer.dedup_failed(error, outcome_known=isinstance(error, DedupBusy))
         finally:
             self._asking_since_s = None
             self._metrics.judge_duration(time.monotonic() - began_s, operation, answered)

@@ -52,6 +52,10 @@ class DedupUnavailable(DomainError):
     reason = "DEDUP_UNAVAILABLE"
 
 
+class DedupBusy(DedupUnavailable):
+    """The dedup service has too much to do. Nothing was done."""
+
+
 class LogState(NamedTuple):
     """A topic's log. `first` is None if it holds no entry, `tail` only if it never held one."""
 

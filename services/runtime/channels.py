@@ -1,21 +1,28 @@
-"""Channels to other services."""
+"""Channels to other services.
+
+A channel makes a limited number of unary calls at a time (limiter.py). A call that cannot be sent
+in time fails with RESOURCE_EXHAUSTED, and nothing was done.
+"""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
-from grpc import aio
+from grpc import StatusCode, aio
 from grpc_health.v1 import health_pb2
 
-from seqgate.channels import Call, Hook, channel_options, open_channel
+from seqgate.channels import Call, Hook, Method, OuterChannel, channel_options, open_channel
 from seqgate.owners import FollowingChannel
 from seqgate.services.runtime import deadline
 from seqgate.services.runtime.calls import client_calls
 from seqgate.services.runtime.config import CallerConfig
 from seqgate.services.runtime.health import HEALTH, VERSION
+from seqgate.services.runtime.limiter import Limiter, NotSent, Outcome
 from seqgate.services.runtime.metrics import OFF, Metrics
 from seqgate.services.runtime.windows import WINDOWS
+from seqgate.status import decode_call
 from seqgate.telemetry.calls import Tracing
 from seqgate.tls import TLS
 
@@ -26,6 +33,15 @@ UNARY_TIMEOUT_S: Final = 5.0
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest message exchanged with a peer; peers have lower limits."""
+
+CALLS_AT_ONCE: Final = 64
+"""The most calls to a peer at a time, the exchanges on streams of dedup and filter included."""
+
+LEASE: Final = "CursorLeaseService/RenewLease"
+"""The end of the name of the method that must not wait behind others: a lease ends."""
+
+HEALTH_CHECK: Final = "/grpc.health.v1.Health/"
+"""The methods that are not limited: a busy peer must not look dead."""
 
 
 def _pass_deadline(call: Call) -> None:
@@ -41,6 +57,7 @@ def peer_channel(
     keepalive_s: float,
     as_caller: CallerConfig | None = None,
     metrics: Metrics = OFF,
+    limiter: Limiter | None = None,
 ) -> aio.Channel:
     """A channel to a peer. Unary calls on it inherit the deadline of the call being served.
 
@@ -48,6 +65,7 @@ def peer_channel(
         target: host:port, or dns:///name:port to balance over all addresses of the name.
         as_caller: the settings with the certificate and token files to use; None: no TLS, no token.
         metrics: measures the calls.
+        limiter: shared with other calls to the peer; None: the channel's own.
 
     Raises:
         OSError, ValueError: a file cannot be used, or a token would be sent unencrypted to another
@@ -68,7 +86,7 @@ def peer_channel(
         else:
             log.info("TLS and token files loaded", target=target)
 
-    return open_channel(
+    channel = open_channel(
         target,
         options=[*options, *WINDOWS],
         hooks=hooks,
@@ -76,6 +94,59 @@ def peer_channel(
         token=None if as_caller is None else as_caller.peer_token_file,
         on_change=on_change,
     )
+    return LimitedChannel(channel, limiter or Limiter(CALLS_AT_ONCE))
+
+
+class LimitedChannel(OuterChannel):
+    """A channel whose unary calls are limited: see the module. Such a call is a coroutine."""
+
+    def __init__(self, channel: aio.Channel, limiter: Limiter) -> None:
+        """Closing it closes `channel`."""
+        self._channel = channel
+        self._limiter = limiter
+
+    def inner(self) -> aio.Channel:
+        return self._channel
+
+    def calling(self, method: Method) -> Callable[..., Any]:
+        made = method.on(self._channel)
+        if method.style != "unary_unary" or method.path.startswith(HEALTH_CHECK):
+            return made
+        is_urgent = method.path.endswith(LEASE)
+
+        async def limited(request: Any, *, timeout: float | None = None, **how: Any) -> Any:
+            limit_s = UNARY_TIMEOUT_S if timeout is None else timeout
+            try:
+                async with self._limiter.slot(limit_s, urgent=is_urgent) as slot:
+                    is_short = deadline.remaining_s(limit_s) != limit_s
+                    try:
+                        return await made(request, timeout=limit_s, **how)
+                    except aio.AioRpcError as error:
+                        slot.outcome = _outcome(error, is_short=is_short)
+                        raise
+            except NotSent as why:
+                none = aio.Metadata()
+                code = StatusCode.RESOURCE_EXHAUSTED
+                raise aio.AioRpcError(code, none, none, str(why)) from why
+
+        return limited
+
+
+_OVERLOAD: Final = frozenset({"", "SERVICE_BUSY", "STATE_UNAVAILABLE", "STORE_UNAVAILABLE"})
+"""Reasons of a peer that is overloaded, or whose store does not answer; empty: it did not say."""
+
+
+def _outcome(error: aio.AioRpcError, *, is_short: bool) -> Outcome:
+    """What a failed call says about the peer. `is_short`: whether its time limit was below the
+    usual one, since its caller's deadline was near."""
+    match error.code():
+        case StatusCode.DEADLINE_EXCEEDED:
+            return Outcome.UNKNOWN if is_short else Outcome.FAILED
+        case StatusCode.UNAVAILABLE | StatusCode.RESOURCE_EXHAUSTED:
+            refusal = decode_call(error)
+            if refusal.reason in _OVERLOAD and "larger than max" not in refusal.message:
+                return Outcome.FAILED
+    return Outcome.ANSWERED
 
 
 def _tls(caller: CallerConfig) -> TLS | None:

@@ -4,7 +4,8 @@
                 pass none of these layers, and leave no line
     translated  turns refusals into statuses, and unexpected exceptions into INTERNAL
     drained     refuses new calls while the service shuts down; counts streams
-    deadlined   records the caller's deadline, for calls made on its behalf
+    deadlined   drops a call whose deadline has passed before it begins; records the caller's
+                deadline, for calls made on its behalf
     loaded      refuses calls beyond the limits (load.py)
 
 and, with authentication, innermost:
@@ -186,7 +187,10 @@ def drained(drain: Drain) -> Around:
 
 @asynccontextmanager
 async def deadlined(method: str, context: Context) -> AsyncIterator[None]:
-    deadline.set_remaining_s(context.time_remaining())
+    remaining_s: float | None = context.time_remaining()  # its stub omits None
+    if remaining_s is not None and remaining_s <= 0:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed in the queue")
+    deadline.set_remaining_s(remaining_s)
     yield
 
 

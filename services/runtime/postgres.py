@@ -29,7 +29,7 @@ import structlog
 from seqgate.services.errors import DomainError, StoreFull, StoreUnavailable
 from seqgate.services.runtime.awaiting import synchronously, wait_for
 from seqgate.services.runtime.transactions import RETRY_AFTER_S, Transaction, Value, Work
-from seqgate.services.runtime.waiting import Waiting, outcome
+from seqgate.services.runtime.waiting import Begun, Waiting, outcome
 from seqgate.telemetry import names
 
 log = structlog.get_logger()
@@ -337,8 +337,9 @@ class _Lane:
         self.used: set[_Connection] = set()
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[_Connection]:
+    async def connection(self, begun: Begun) -> AsyncIterator[_Connection]:
         async with self._free:
+            begun.begin()
             connection = self._pick() or await self._servers.connect()
             connection.busy_since_s = time.monotonic()
             self.used.add(connection)
@@ -483,32 +484,38 @@ class PostgresDatabase:
         waiting: Waiting,
         operation: str,
     ) -> T:
-        """Run a transaction in a task that nobody cancels."""
+        """Run a transaction in a task that nobody cancels once it has its turn. Before that, it is
+        dropped if its caller gives up."""
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         waiting.begin(done)
-        running = asyncio.create_task(self._resolve(done, lane, transact))
+        begun = Begun()
+        running = asyncio.create_task(self._resolve(done, lane, transact, begun))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
-        return await outcome(names.POSTGRESQL, operation, asyncio.shield(done))
+        with begun.dropping(running, done):
+            return await outcome(names.POSTGRESQL, operation, asyncio.shield(done))
 
     async def _resolve(
         self,
         done: "asyncio.Future[T]",
         lane: _Lane,
         transact: Callable[[_Connection], Awaitable[T]],
+        begun: Begun,
     ) -> None:
         try:
-            done.set_result(await self._attempted(lane, transact))
+            done.set_result(await self._attempted(lane, transact, begun))
         except Exception as error:  # raised in the waiting caller
             done.set_exception(error)
             done.exception()  # mark it as retrieved: the caller may be cancelled right now
 
-    async def _attempted(self, lane: _Lane, transact: Callable[[_Connection], Awaitable[T]]) -> T:
+    async def _attempted(
+        self, lane: _Lane, transact: Callable[[_Connection], Awaitable[T]], begun: Begun
+    ) -> T:
         runs = 0
         while True:
             runs += 1
             try:
-                async with lane.connection() as connection:
+                async with lane.connection(begun) as connection:
                     return await transact(connection)
             except _RunAgain as again:
                 if runs == RUNS_MAX:

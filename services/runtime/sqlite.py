@@ -10,8 +10,8 @@ reads overlap, some reader always uses it, and the log would grow for as long as
 size, the writer waits for the readers: each reads one page, and later ones read from the database.
 A store's limit applies to both files together.
 
-The queues are bounded, by count and by the bytes of the requests, since queued work outlives a
-caller that gives up.
+The queues are bounded, by count and by the bytes of the requests. Work that has not begun is
+dropped if its caller gives up; work that has begun is finished.
 """
 
 import asyncio
@@ -82,8 +82,8 @@ class DiskShare(NamedTuple):
 
 class _Task(NamedTuple, Generic[T]):
     """Work, and the future on which its caller waits. A caller that gives up cancels the future but
-    not the work, so `ended` is called when the work is over: a shield around the future would cost
-    as much as the rest of the hand-over."""
+    not work that has begun, so `ended` is called when the work is over: a shield around the future
+    would cost as much as the rest of the hand-over."""
 
     work: Work[T]
     done: "asyncio.Future[T]"
@@ -373,6 +373,9 @@ def _commit(connection: apsw.Connection, group: list[_Task[object]]) -> list[obj
     try:
         connection.execute("BEGIN IMMEDIATE")
         for task in group:
+            if task.done.cancelled():  # nobody waits for it
+                results.append(None)
+                continue
             try:
                 results.append(task.work(connection))
             except DomainError as refusal:

@@ -58,7 +58,7 @@ class Database(Protocol):
 
     async def write(self, work: Work[T]) -> T:
         """Run work in a transaction, and return when it is durable. Cancelling the caller does not
-        cancel the work."""
+        cancel work that has begun."""
         ...
 
     async def read(self, work: Work[T]) -> T:

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from seqgate.services.runtime.locks import Locks
-from seqgate.services.runtime.waiting import Waiting
+from seqgate.services.runtime.waiting import Begun, Waiting
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Turns(Generic[Key]):
-    """Bounded as `Waiting` is. Cancelling a caller does not cancel its work: it keeps its turn."""
+    """Bounded as `Waiting` is. Cancelling a caller drops its work, unless that has begun."""
 
     def __init__(self, what: str) -> None:
         self._waiting = Waiting(what)
@@ -28,10 +28,17 @@ class Turns(Generic[Key]):
         """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.begin(done)
-        running = asyncio.create_task(self._resolve(done, key, work))
+        begun = Begun()
+
+        def begin() -> Awaitable[T]:
+            begun.begin()
+            return work()
+
+        running = asyncio.create_task(self._resolve(done, key, begin))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
-        return await asyncio.shield(done)
+        with begun.dropping(running, done):
+            return await asyncio.shield(done)
 
     async def _resolve(
         self, done: "asyncio.Future[Any]", key: Key, work: Callable[[], Awaitable[Any]]

@@ -1,8 +1,9 @@
-"""Work that waits for a store, bounded by count and by the bytes of the requests, since it outlives
-a caller that gives up."""
+"""Work that waits for a store, bounded by count and by the bytes of the requests. Work that has
+begun outlives a caller that gives up; what has not is dropped."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from seqgate.services.errors import DomainError, StoreFull, StoreUnavailable
@@ -52,6 +53,28 @@ class Waiting:
             self.count -= 1
 
         return end
+
+
+class Begun:
+    """Whether a piece of work, run by a task of its own, has begun."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
+
+    def begin(self) -> None:
+        self._has_begun = True
+
+    @contextmanager
+    def dropping(self, *both: "asyncio.Future[Any]") -> Iterator[None]:
+        """Wait for the work inside the context. If the wait is cancelled before the work has begun,
+        cancel `both`, its task and its result."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._has_begun:
+                for each in both:
+                    each.cancel()
+            raise
 
 
 async def outcome(system: str, operation: str, done: Awaitable[T]) -> T:

@@ -20,7 +20,7 @@ from seqgate.services.dedup.adapters.keys import PREFIX, topic_key
 from seqgate.services.dedup.adapters.memory import MemoryStateStore
 from seqgate.services.dedup.adapters.redis import RedisStateStore
 from seqgate.services.dedup.core.policy import EffectivePolicy, Policies
-from seqgate.services.dedup.ports import StateStore, StateUnavailable
+from seqgate.services.dedup.ports import StateStore
 from seqgate.services.dedup.service import Deduplication, ProducerNotFound
 from seqgate.services.dedup.snapshots import Snapshots
 from seqgate.services.deduplication import (
@@ -832,10 +832,9 @@ async def test_the_purge_drops_topics_that_no_longer_deduplicate(
     assert (await deduplication.status(name)).summary is None
 
 
-async def test_calls_beyond_the_redis_connections_are_refused(redis: RedisServer) -> None:
+async def test_calls_beyond_the_redis_connections_wait(redis: RedisServer) -> None:
     async with connect_redis(redis.url, timeout_s=30, connections_max=1) as client:
         store = RedisStateStore(client)
-        answers = await asyncio.gather(*(store.now_ms() for _ in range(3)), return_exceptions=True)
-        refused = [each for each in answers if isinstance(each, StateUnavailable)]
-        assert len(refused) == 2
-        assert await store.now_ms() > 0
+        tokens = await asyncio.gather(*(store.policy_token() for _ in range(300)))
+        assert len(set(tokens)) == 1
+        assert len(await client.client_list()) == 1

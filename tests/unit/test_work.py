@@ -43,7 +43,7 @@ def test_failed_work_is_retried_with_growing_delays(error: DomainError, longest_
     run(repeat, seed=0)
     waits_s = [after - before for before, after in pairwise(tried_s)]
     expected = [min(BACKOFF_FIRST_S * 2**each, longest_s) for each in range(14)]
-    assert waits_s == pytest.approx(expected, rel=0.01)
+    assert all(most / 2 <= wait_s <= most for wait_s, most in zip(waits_s, expected, strict=True))
 
 
 def test_stopped_work_ends_although_a_cancellation_is_lost() -> None:

@@ -27,6 +27,7 @@ from redis.exceptions import ConnectionError as NotConnected
 
 from seqgate.services.dedup.adapters.keys import POLICIES
 from seqgate.services.dedup.redis_url import Node
+from seqgate.services.runtime.limiter import Limiter
 
 SLOTS: Final = 16_384
 
@@ -41,18 +42,26 @@ class ClusterRedis:
     """A cluster, for commands with one key and for scans. The methods are those of Redis."""
 
     def __init__(
-        self, seeds: Sequence[Node], connect: Callable[[Node], Redis], *, timeout_s: float
+        self,
+        seeds: Sequence[Node],
+        connect: Callable[[Node], Redis],
+        *,
+        timeout_s: float,
+        connections_max: int,
     ) -> None:
         """
         Args:
             seeds: some nodes of the cluster.
             connect: creates a client of one node, which must not retry.
             timeout_s: the time limit of a command with all its redirections.
+            connections_max: the most commands at a time on a node.
         """
         self._seeds = tuple(seeds)
         self._connect = connect
         self._timeout_s = timeout_s
+        self._connections_max = connections_max
         self._clients: dict[Node, Any] = {}  # Redis, whose types mix sync and async
+        self._limiters: dict[Node | None, Limiter] = {}  # None: while the node is not known
         self._owners: list[Node | None] = [None] * SLOTS
         self._learning = asyncio.Lock()
         self._learned = 0  # how often the map of slots was loaded
@@ -72,9 +81,14 @@ class ClusterRedis:
 
         Raises:
             RedisError, OSError, TimeoutError: the command was refused, or the outcome is unknown.
+            NotSent: too many commands wait for the node, or none is answered.
         """
         key = args[_KEY_AT.get(args[0], 1)]
         slot = key_slot(key if isinstance(key, bytes) else key.encode())
+        async with self._limiter(self._owners[slot]).slot(self._timeout_s):
+            return await self._executed(slot, args, options)
+
+    async def _executed(self, slot: int, args: Sequence[Any], options: dict[str, Any]) -> Any:
         with self._doubting():
             async with asyncio.timeout(self._timeout_s):
                 if self._doubtful:
@@ -90,7 +104,7 @@ class ClusterRedis:
     async def ping(self) -> bool:
         """Return if the policies' slot is served. Without it no topic is served; another slot
         concerns only the topics in it."""
-        await self.execute_command("EXISTS", POLICIES)
+        await self._executed(key_slot(POLICIES.encode()), ("EXISTS", POLICIES), {})
         return True
 
     async def scan_iter(self, match: str, count: int) -> AsyncIterator[bytes]:
@@ -119,6 +133,12 @@ class ClusterRedis:
             except AskError as error:
                 node, asking = _named(error, node), True
         raise ClusterDownError("the nodes disagree about the slot's owner")
+
+    def _limiter(self, node: Node | None) -> Limiter:
+        limiter = self._limiters.get(node)
+        if limiter is None:
+            limiter = self._limiters[node] = Limiter(self._connections_max, adapts=False)
+        return limiter
 
     def _client(self, node: Node) -> Any:
         if node not in self._clients:
@@ -150,6 +170,7 @@ class ClusterRedis:
             self._doubtful = False
             self._learned += 1
             for node in self._clients.keys() - view.nodes - set(self._seeds):
+                self._limiters.pop(node, None)
                 await self._clients.pop(node).aclose()
 
     async def _newest_view(self) -> "_View":

@@ -6,9 +6,14 @@ for the map of slots.
 
 A command's time limit is `_Client`'s, and the handshake's is `_greeted`'s: with redis-py's
 `socket_timeout`, each command would cost a task.
+
+A command beyond the most connections waits for one (limiter.py), and its time limit begins when it
+has one. redis-py's own pools would refuse it, or lose its place in the order. PING does not wait: a
+busy service must not look dead.
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -27,6 +32,7 @@ from redis.exceptions import TimeoutError as NotInTime
 
 from seqgate.services.dedup.adapters.cluster import ClusterRedis
 from seqgate.services.dedup.redis_url import Node, RedisUrl, Served, parse_redis_url
+from seqgate.services.runtime.limiter import Limiter
 
 
 @asynccontextmanager
@@ -34,7 +40,8 @@ async def connect_redis(
     url: str, *, timeout_s: float, connections_max: int, password_file: Path | None = None
 ) -> AsyncIterator[Any]:
     """A client, Redis or ClusterRedis, with at most `connections_max` connections (in a cluster, to
-    each node). It never retries, and never waits longer than `timeout_s`."""
+    each node) and one for PING. It never retries. A command that has a connection takes at most
+    `timeout_s`; one that waits for a connection raises NotSent if none answers for as long."""
     at = parse_redis_url(url)
     if password_file is not None:
         at = at._replace(
@@ -42,7 +49,7 @@ async def connect_redis(
             sentinel=_with_password(at.sentinel, password_file),
         )
     options: dict[str, Any] = {
-        "max_connections": connections_max,
+        "max_connections": sys.maxsize,  # or redis-py refuses commands beyond 100
         "redis_connect_func": partial(_greeted, timeout_s),
         **at.options,
         **_patience(timeout_s),
@@ -51,17 +58,22 @@ async def connect_redis(
         client: Any
         if at.served is Served.SENTINEL:
             client = await stack.enter_async_context(_master(at, timeout_s, options))
+            client.limiter = Limiter(connections_max, adapts=False)
         elif at.served is Served.CLUSTER:
 
             def connect(node: Node) -> Redis:
                 return _Client(timeout_s, host=node.host, port=node.port, **options)
 
-            client = ClusterRedis(at.nodes, connect, timeout_s=timeout_s)
-        elif at.served is Served.SOCKET:
-            client = _Server(timeout_s, unix_socket_path=at.path, db=at.database, **options)
+            client = ClusterRedis(
+                at.nodes, connect, timeout_s=timeout_s, connections_max=connections_max
+            )
         else:
-            ((host, port),) = at.nodes
-            client = _Server(timeout_s, host=host, port=port, db=at.database, **options)
+            if at.served is Served.SOCKET:
+                client = _Server(timeout_s, unix_socket_path=at.path, db=at.database, **options)
+            else:
+                ((host, port),) = at.nodes
+                client = _Server(timeout_s, host=host, port=port, db=at.database, **options)
+            client.limiter = Limiter(connections_max, adapts=False)
         yield await stack.enter_async_context(client)
 
 
@@ -142,13 +154,24 @@ async def _greeted_by_a_master(timeout_s: float, connection: Connection) -> None
 
 
 class _Client(Redis):
-    """A client whose commands have a time limit, which begins when they have a connection."""
+    """A client whose commands have a time limit, which begins when they have a connection.
+
+    Attributes:
+        limiter: limits its commands; None: they are limited elsewhere.
+    """
 
     def __init__(self, timeout_s: float | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.timeout_s = timeout_s
+        self.limiter: Limiter | None = None
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
+        if self.limiter is None or args[0] == "PING":
+            return await self._executed(*args, **options)
+        async with self.limiter.slot(self.timeout_s or 0):
+            return await self._executed(*args, **options)
+
+    async def _executed(self, *args: Any, **options: Any) -> Any:
         # redis-py's own method also retries and keeps statistics, which doubles a command's price.
         pool: Any = self.connection_pool
         connection = await pool.get_connection()

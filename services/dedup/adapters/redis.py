@@ -7,6 +7,7 @@ second run would take the first run's claims for duplicates. The caller gets Sta
 its next call detects the outcome by position and revision.
 """
 
+import asyncio
 import hashlib
 import re
 import secrets
@@ -68,6 +69,8 @@ from seqgate.services.deduplication import (
     Writer,
 )
 from seqgate.services.errors import Fenced, InvalidPage
+from seqgate.services.runtime.limiter import NotSent
+from seqgate.services.runtime.load import busy
 from seqgate.telemetry import names, spans
 from seqgate.types import SEQUENCE_ID_MAX, Chunk, Position, TopicName
 
@@ -159,6 +162,7 @@ class RedisStateStore:
         self._leap = leap
         self._clock_ms = 0
         self._clock_read_at = float("-inf")
+        self._reading_clock = asyncio.Lock()
 
     async def admit(
         self,
@@ -350,14 +354,19 @@ class RedisStateStore:
         await self._command("SET", POLICIES, token)
 
     async def now_ms(self) -> int:
-        elapsed_s = time.monotonic() - self._clock_read_at
-        if elapsed_s > CLOCK_AGE_MAX_S:
-            with spans.database(names.REDIS, "TIME"), _translated():
-                seconds, microseconds = await self._redis.time()
-            self._clock_ms = seconds * 1000 + microseconds // 1000
-            self._clock_read_at = time.monotonic()
-            elapsed_s = 0.0
-        return self._clock_ms + int(elapsed_s * 1000)
+        if time.monotonic() - self._clock_read_at > CLOCK_AGE_MAX_S:
+            async with self._reading_clock:
+                await self._read_clock()
+        return self._clock_ms + int((time.monotonic() - self._clock_read_at) * 1000)
+
+    async def _read_clock(self) -> None:
+        """Read Redis's clock, unless another call has just read it."""
+        if time.monotonic() - self._clock_read_at <= CLOCK_AGE_MAX_S:
+            return
+        with spans.database(names.REDIS, "TIME"), _translated():
+            seconds, microseconds = await self._redis.time()
+        self._clock_ms = seconds * 1000 + microseconds // 1000
+        self._clock_read_at = time.monotonic()
 
     async def check(self) -> None:
         with spans.database(names.REDIS, "PING"), _translated():
@@ -453,7 +462,15 @@ def _translated() -> Iterator[None]:
     """Translate errors of Redis and of the connection, not a script's fault, which is our bug."""
     try:
         yield
+    except NotSent as error:
+        if error.is_silent:
+            raise _silent() from error
+        raise busy("too many calls wait for Redis", limit="WAITING_MAX") from error
     except (RedisError, OSError, TimeoutError) as error:
         if type(error) is ResponseError and not _CONDITION.match(str(error)):
             raise
-        raise StateUnavailable("Redis does not answer", retry_after_s=RETRY_AFTER_S) from error
+        raise _silent() from error
+
+
+def _silent() -> StateUnavailable:
+    return StateUnavailable("Redis does not answer", retry_after_s=RETRY_AFTER_S)

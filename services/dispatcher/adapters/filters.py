@@ -29,6 +29,8 @@ from seqgate.services.dispatcher.ports import (
     Rules,
 )
 from seqgate.services.errors import ServiceBusy
+from seqgate.services.runtime.channels import CALLS_AT_ONCE
+from seqgate.services.runtime.limiter import Limiter, NotSent, Outcome
 from seqgate.services.runtime.status import call_failed
 from seqgate.status import decode
 from seqgate.telemetry import spans
@@ -67,17 +69,21 @@ class GrpcFilters:
     def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
         self._stub = pb_grpc.FilterServiceStub(channel)
         self._timeout_s = timeout_s
+        self._limiter = Limiter(CALLS_AT_ONCE)
 
     def line(self) -> "GrpcLine":
-        return GrpcLine(self._stub, self._timeout_s)
+        return GrpcLine(self._stub, self._timeout_s, self._limiter)
 
 
 class GrpcLine:
     """See seqgate.services.dispatcher.ports.Line."""
 
-    def __init__(self, stub: "pb_grpc.FilterServiceAsyncStub", timeout_s: float) -> None:
+    def __init__(
+        self, stub: "pb_grpc.FilterServiceAsyncStub", timeout_s: float, limiter: Limiter
+    ) -> None:
         self._stub = stub
         self._timeout_s = timeout_s
+        self._limiter = limiter
         self._call: Any = None
         self._asked = 0
         self._chains: OrderedDict[Rules, tuple[int, Reads]] = OrderedDict()
@@ -109,11 +115,17 @@ class GrpcLine:
         self._drop()
 
     async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer, within the time limit, which includes the wait for earlier requests."""
+        """The answer, within the time limit, which begins in this line's turn among all lines, and
+        includes the wait for earlier requests of this line."""
         try:
-            async with asyncio.timeout(self._timeout_s), self._one_by_one:
-                return await self._answered_now(ask)
-        except TimeoutError as error:
+            async with self._limiter.slot(self._timeout_s) as slot:
+                try:
+                    async with asyncio.timeout(self._timeout_s), self._one_by_one:
+                        return await self._answered_now(ask)
+                except (TimeoutError, FiltersUnavailable):
+                    slot.outcome = Outcome.FAILED
+                    raise
+        except (NotSent, TimeoutError) as error:
             raise FiltersUnavailable(
                 "the filter service does not answer in time", retry_after_s=RETRY_AFTER_S
             ) from error

@@ -53,6 +53,7 @@ from seqgate.services.dispatcher.ports import (
     Line,
 )
 from seqgate.services.errors import DomainError, ServiceBusy
+from seqgate.services.runtime.backoff import Backoff
 from seqgate.services.runtime.metrics import Recorder, nowhere
 from seqgate.telemetry import names, spans
 from seqgate.telemetry.setup import NONE, exporter_asked_for
@@ -143,7 +144,7 @@ class Filtering:
         self._version = 0
         self._news = asyncio.Event()
         self._ask_after_s = 0.0
-        self._backoff_s = 0.0
+        self._backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._is_traced = exporter_asked_for("TRACES") != NONE
         self._evaluate: dict[str, str] = {
             names.MESSAGING_SYSTEM: names.SEQGATE,
@@ -425,8 +426,7 @@ class Filtering:
         except DomainError as error:
             self.unanswered += 1
             self._answered(loop.time() - asked_s, "failed")
-            self._backoff_s = min(self._backoff_s * 2 or BACKOFF_FIRST_S, BACKOFF_MAX_S)
-            self._ask_after_s = loop.time() + self._backoff_s
+            self._ask_after_s = loop.time() + self._backoff.next_s()
             if self.outage is None and self.chains.filters_any:
                 log.warning(
                     "filter service unavailable",
@@ -441,7 +441,7 @@ class Filtering:
         self._answered(took_s, "answered")
         self.answers_s += took_s
         self.answer_max_s = max(self.answer_max_s, took_s)
-        self._backoff_s = 0.0
+        self._backoff.reset()
         if self.outage is not None:
             log.info(
                 "filter service available again", topic=str(self._topic), subscription=self._name

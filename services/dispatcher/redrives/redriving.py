@@ -41,6 +41,7 @@ from seqgate.services.dispatcher.redrives.selecting import (
     outcome_now,
 )
 from seqgate.services.errors import DomainError, Kind
+from seqgate.services.runtime.backoff import Backoff
 from seqgate.types import Position, TopicName
 
 log = structlog.get_logger()
@@ -267,7 +268,8 @@ class Redriving:
 
     async def _run(self) -> None:
         """Make steps until no redrive runs."""
-        loop, backoff_s, next_s = asyncio.get_running_loop(), BACKOFF_FIRST_S, 0.0
+        loop, next_s = asyncio.get_running_loop(), 0.0
+        backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         while (record := self.running) is not None:
             try:
                 if (wait_s := next_s - loop.time()) > 0:
@@ -275,15 +277,14 @@ class Redriving:
                     continue
                 made = await self._step(record)
                 next_s = loop.time() + made.waits_s
-                backoff_s = BACKOFF_FIRST_S
+                backoff.reset()
             except DomainError as error:
                 self._work.check()
                 if error.kind is not Kind.UNAVAILABLE and error.kind is not Kind.EXHAUSTED:
                     with suppress(TooManyReturns):  # it fails again
                         await self._fail(record.number, error)
                 self.waits_for = error.message
-                next_s = loop.time() + backoff_s
-                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+                next_s = loop.time() + backoff.next_s()
         self.waits_for = ""
 
     async def _pause(self, seconds: float) -> None:

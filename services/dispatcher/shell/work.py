@@ -13,6 +13,7 @@ from seqgate.services.dispatcher.errors import SubscriptionFailed
 from seqgate.services.dispatcher.ports import EntryCorrupt, LetterRefused
 from seqgate.services.errors import DomainError, Kind
 from seqgate.services.runtime import deadline
+from seqgate.services.runtime.backoff import Backoff
 from seqgate.services.runtime.budget import Budget
 from seqgate.services.runtime.load import ASKED_BYTES, busy
 from seqgate.services.runtime.tasks import CANCEL_AGAIN_S, end
@@ -199,7 +200,7 @@ class Work:
     ) -> T:
         """Retry a call until it succeeds. Raises the refusal `unless`; a final one (neither
         UNAVAILABLE nor EXHAUSTED), which stops everything; or why everything has stopped."""
-        backoff_s = BACKOFF_FIRST_S
+        backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         while True:
             self.check()
             try:
@@ -218,8 +219,7 @@ class Work:
                     self.stop(error)
                     raise
                 log.debug("retrying", subscription=self._name, why=error.message)
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, _longest_wait_s(error))
+                await asyncio.sleep(backoff.next_s(_longest_wait_s(error)))
 
     async def _until_stopped(
         self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any

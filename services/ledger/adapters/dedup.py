@@ -6,6 +6,7 @@ it.
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Sequence
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
@@ -29,13 +30,14 @@ from seqgate.services.deduplication import (
     Writer,
 )
 from seqgate.services.errors import DomainError, Fenced
-from seqgate.services.ledger.ports import DedupUnavailable
+from seqgate.services.ledger.ports import DedupBusy, DedupUnavailable
 from seqgate.services.runtime import deduplication as wire
 from seqgate.services.runtime.channels import check_health
+from seqgate.services.runtime.limiter import Limiter, NotSent, Outcome
 from seqgate.services.runtime.positions import of_position
 from seqgate.status import decode
 from seqgate.telemetry.spans import apart, carrier, exchange
-from seqgate.times import milliseconds
+from seqgate.times import duration, milliseconds
 from seqgate.types import Position, TopicName
 
 T = TypeVar("T")
@@ -57,11 +59,17 @@ _Stream: TypeAlias = "aio.StreamStreamCall[writer_pb2.ExchangeRequest, writer_pb
 class GrpcDeduplicator:
     """See seqgate.services.ledger.ports.Deduplicator. Allows one call at a time per topic."""
 
-    def __init__(self, channel: aio.Channel, *, timeout_s: float) -> None:
+    def __init__(
+        self, channel: aio.Channel, *, timeout_s: float, limiter: Limiter | None = None
+    ) -> None:
+        """`timeout_s` is the time limit of a call, which begins when it is sent. `limiter` limits
+        the calls on streams; None: nothing does."""
         self._channel = channel
+        self._limiter = limiter or Limiter(sys.maxsize)
         self._stub = pb_grpc.DedupServiceStub(channel)
         self._writer_stub = writer_pb2_grpc.DedupWriterServiceStub(channel)
         self._timeout_s = timeout_s
+        self._timeout = duration(int(timeout_s * 1000))
         self._streams: dict[TopicName, _Stream] = {}
         self._request_id = 0
 
@@ -126,9 +134,24 @@ class GrpcDeduplicator:
     async def _ask(
         self, topic: TopicName, method: str, request: Any
     ) -> writer_pb2.ExchangeResponse:
-        """Send a request on the topic's stream; `method` is its name."""
-        with exchange(f"{_SERVICE}/{method}"):
-            return await self._answered(topic, **{method.lower(): request})
+        """Send a request on the topic's stream, in its turn; `method` is its name.
+
+        Raises:
+            DedupBusy: it was not sent in time, or the service did not begin it.
+            DedupUnavailable: the outcome is unknown.
+        """
+        try:
+            async with self._limiter.slot(self._timeout_s) as slot:
+                with exchange(f"{_SERVICE}/{method}"):
+                    try:
+                        return await self._answered(topic, **{method.lower(): request})
+                    except DedupUnavailable:
+                        slot.outcome = Outcome.FAILED
+                        raise
+        except NotSent as why:
+            raise DedupBusy(
+                f"the dedup service is busy: {why}", retry_after_s=RETRY_AFTER_S
+            ) from why
 
     async def _answered(self, topic: TopicName, **request: Any) -> writer_pb2.ExchangeResponse:
         self._request_id += 1
@@ -137,7 +160,7 @@ class GrpcDeduplicator:
         if stream is None:
             with apart():
                 stream = self._writer_stub.Exchange()
-        asked = writer_pb2.ExchangeRequest(request_id=request_id, **request)
+        asked = writer_pb2.ExchangeRequest(request_id=request_id, timeout=self._timeout, **request)
         if carried := carrier():
             asked.trace.CopyFrom(common_pb2.TraceContext(**carried))
         try:
@@ -182,7 +205,9 @@ def _refuse(status: status_pb2.Status) -> NoReturn:
             error = Fenced(refused.message)
         case "TOO_MANY_PRODUCERS":
             error = TooManyProducers(refused.message, retry_after_s=RETRY_AFTER_S)
-        case "STATE_UNAVAILABLE" | "CURSORS_UNAVAILABLE" | "SERVICE_BUSY":
+        case "SERVICE_BUSY":
+            raise DedupBusy(refused.message, retry_after_s=RETRY_AFTER_S)
+        case "STATE_UNAVAILABLE" | "CURSORS_UNAVAILABLE":
             raise DedupUnavailable(refused.message, retry_after_s=RETRY_AFTER_S)
         case _:
             log.error("deduplication refused", reason=refused.reason, detail=refused.message)

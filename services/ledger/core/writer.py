@@ -219,7 +219,8 @@ class Reopen:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait. Leads to pause_over."""
+    """Wait for a random part of this time, at least half, since many topics may have failed at the
+    same moment. Leads to pause_over."""
 
     seconds: float
 
@@ -461,8 +462,9 @@ class TopicWriter:
         self._answered(Admit)
         return self._surprised()
 
-    def dedup_failed(self, error: DomainError) -> list[Effect]:
-        """Deduplication refused the call, or did not answer; then the outcome is unknown."""
+    def dedup_failed(self, error: DomainError, *, outcome_known: bool = False) -> list[Effect]:
+        """Deduplication refused the call, or did not answer; then the outcome is unknown, unless
+        `outcome_known`: nothing was done, and there is nothing to withdraw before a retry."""
         call = self._call
         assert call is not None
         self._call = None
@@ -473,7 +475,7 @@ class TopicWriter:
         if self._behind is not None:
             # The page may have been confirmed: the replay continues from deduplication's position.
             self._ask_where_it_ends()
-        return self._fail(error)
+        return self._fail(error, aligning=not outcome_known)
 
     # ---- answers from the store
 
@@ -601,7 +603,7 @@ class TopicWriter:
         return [Append(self.tail, entries)]
 
     def _ask(self) -> list[Effect]:
-        if self._call or self._ready:
+        if self._call or self._ready or self._pausing:
             return []
         curious = self._policy_known < self._policy_wanted
         if (self._waiting or curious) and not (self._recheck_after_append and self._writing):
@@ -806,10 +808,13 @@ class TopicWriter:
         refused = [unit for unit in admitting if not unit.marker]
         return self._refuse(refused, error) + self._requeue(markers) + self._next()
 
-    def _fail(self, error: DomainError) -> list[Effect]:
-        """Retry after a pause; after `patience` failures in a row, fail the waiting units."""
-        self.last_error = error
-        self.phase = Phase.ALIGNING
+    def _fail(self, error: DomainError, *, aligning: bool = True) -> list[Effect]:
+        """Retry after a pause; after `patience` failures in a row, fail the waiting units. Without
+        `aligning`, a writer that is LIVE stays so."""
+        if aligning:
+            self.phase = Phase.ALIGNING
+        if self.phase is Phase.ALIGNING:
+            self.last_error = error
         self._failures += 1
         admitting, self._admitting = self._admitting, []
         effects = self._requeue(admitting)

@@ -735,6 +735,7 @@ class ExchangeRequest(_message.Message):
     CONFIRM_FIELD_NUMBER: _builtins.int
     ROLLBACK_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the caller; returned with the answer."""
     @_builtins.property
@@ -753,6 +754,12 @@ class ExchangeRequest(_message.Message):
     def trace(self) -> _common_pb2.TraceContext:
         """The trace of which this request is a part, if any."""
 
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long the caller waits for the answer; a request that still waits then is
+        dropped. Absent: no limit.
+        """
+
     def __init__(
         self,
         *,
@@ -761,10 +768,11 @@ class ExchangeRequest(_message.Message):
         confirm: Global___ConfirmRequest | None = ...,
         rollback: Global___RollbackRequest | None = ...,
         trace: _common_pb2.TraceContext | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "confirm", b"confirm", "request", b"request", "rollback", b"rollback", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "confirm", b"confirm", "request", b"request", "rollback", b"rollback", "timeout", b"timeout", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "confirm", b"confirm", "request", b"request", "request_id", b"request_id", "rollback", b"rollback", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "confirm", b"confirm", "request", b"request", "request_id", b"request_id", "rollback", b"rollback", "timeout", b"timeout", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["admit", "confirm", "rollback"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
