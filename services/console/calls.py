@@ -14,11 +14,13 @@ from typing import Final
 
 from grpc import aio
 
-from seqgate.channels import Call, channel_options, open_channel
+from seqgate.channels import Call, Hook, channel_options, open_channel
 from seqgate.client._calls import Calls
 from seqgate.errors import AuthenticationError
 from seqgate.services.console.config import ConsoleConfig
 from seqgate.services.runtime.calls import client_calls
+from seqgate.services.runtime.channels import CALLS_AT_ONCE, LimitedChannel
+from seqgate.services.runtime.limiter import Limiter
 from seqgate.services.runtime.metrics import OFF, Metrics
 from seqgate.telemetry.calls import Tracing
 from seqgate.tls import AUTHORIZATION
@@ -65,8 +67,8 @@ def calls_of(config: ConsoleConfig, metrics: Metrics = OFF) -> Calls:
     tokens = [show_reader] if config.credentials == "token" else []
 
     def opened(target: str) -> aio.Channel:
-        return open_channel(
-            target, options=options, hooks=[Tracing(target), *measured, *tokens], tls=config.tls
-        )
+        hooks: list[Hook] = [Tracing(target), *measured, *tokens]
+        channel = open_channel(target, options=options, hooks=hooks, tls=config.tls)
+        return LimitedChannel(channel, Limiter(CALLS_AT_ONCE))
 
     return Calls(config.targets, opened, timeout_s=config.call_timeout_s)
