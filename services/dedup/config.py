@@ -48,7 +48,8 @@ class DedupConfig(CallerConfig, WorkersConfig):
     all its redirections."""
 
     redis_connections_max: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """The most connections to Redis, in a cluster to each node; a call beyond that is refused."""
+    """The most connections to Redis, in a cluster to each node, besides one for health checks; a
+    command beyond that waits."""
 
     cursor_target: TargetOrNone = "127.0.0.1:7703"
     """The cursor service, which stores snapshots and policies: host:port, or dns:///name:port to

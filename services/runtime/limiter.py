@@ -109,8 +109,8 @@ class Limiter:
         self._concurrency = Concurrency(most)
         self._adapts = adapts
         self._random = random or Random()
-        self._urgent: deque[_Turn] = deque()
-        self._others: deque[_Turn] = deque()
+        self._urgent: deque[_Queued] = deque()
+        self._others: deque[_Queued] = deque()
         self._answered_s = float("-inf")
         self._pausing: asyncio.TimerHandle | None = None
         self._watching: asyncio.TimerHandle | None = None
@@ -161,11 +161,11 @@ class Limiter:
             case Outcome.FAILED if self._concurrency.slowed(slot.number):
                 self._pause()
 
-    async def _wait(self, slot: "Slot", queue: "deque[_Turn]") -> None:
+    async def _wait(self, slot: "Slot", queue: "deque[_Queued]") -> None:
         if self.waiting >= WAITING_MAX:
             raise NotSent(f"too many calls wait (limit {WAITING_MAX:,})")
         loop = asyncio.get_running_loop()
-        turn = _Turn(loop.create_future(), loop.time(), slot.limit_s)
+        turn = _Queued(loop.create_future(), loop.time(), slot.limit_s)
         queue.append(turn)
         self.waiting += 1
         if self._watching is None:
@@ -214,7 +214,7 @@ class Limiter:
                 self.under_way += 1
                 queue.popleft().come.set_result(None)
 
-    def _is_waited_for(self, queue: "deque[_Turn]") -> bool:
+    def _is_waited_for(self, queue: "deque[_Queued]") -> bool:
         while queue and queue[0].come.done():  # its caller gave up
             queue.popleft()
         return bool(queue)
@@ -224,7 +224,7 @@ class Limiter:
         return self._pausing is None and self.under_way < most
 
 
-class _Turn(NamedTuple):
+class _Queued(NamedTuple):
     """A call that waits since `began_s`, with this time limit once it is sent."""
 
     come: "asyncio.Future[None]"

@@ -44,7 +44,12 @@ from seqgate.services.ledger.config import LedgerConfig
 from seqgate.services.ledger.ports import DedupUnavailable
 from seqgate.services.ledger.service import Ledger
 from seqgate.services.ledger.servicer import EntryLimits, LedgerServicer
-from seqgate.services.runtime.channels import CALLS_AT_ONCE, following_channel, peer_channel
+from seqgate.services.runtime.channels import (
+    CALLS_AT_ONCE,
+    UNARY_TIMEOUT_S,
+    following_channel,
+    peer_channel,
+)
 from seqgate.services.runtime.cursors import GrpcCursors, MemoryCursors, NoCursors
 from seqgate.services.runtime.drain import Drain
 from seqgate.services.runtime.limiter import Limiter
@@ -90,8 +95,8 @@ class Slow:
 class SlowPeer(grpc.GenericRpcHandler):
     """Answers any unary call with an empty message, slowly."""
 
-    def __init__(self) -> None:
-        self.slow = Slow()
+    def __init__(self, call_s: float) -> None:
+        self.slow = Slow(call_s)
         self.order: list[str] = []
 
     def service(self, handler_call_details: Any) -> Any:
@@ -119,8 +124,8 @@ async def listening(add: Callable[[aio.Server], None]) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def slow_peer() -> AsyncIterator[tuple[str, SlowPeer]]:
-    peer = SlowPeer()
+async def slow_peer(call_s: float = CALL_S) -> AsyncIterator[tuple[str, SlowPeer]]:
+    peer = SlowPeer(call_s)
     async with listening(lambda server: server.add_generic_rpc_handlers((peer,))) as address:
         yield address, peer
 
@@ -159,10 +164,15 @@ PAIRS: dict[str, Callable[[Any], Callable[[int], Awaitable[object]]]] = {
 }
 
 
+def limit_of(pair: str) -> float:
+    """The time limit of the pair's calls."""
+    return UNARY_TIMEOUT_S if pair.startswith("the ledger") and "dedup" in pair else LIMIT_S
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 async def test_many_calls_to_a_slow_peer_are_all_answered_once(pair: str) -> None:
     async with (
-        slow_peer() as (address, peer),
+        slow_peer(CALL_S * limit_of(pair) / LIMIT_S) as (address, peer),
         following_channel(address, keepalive_s=10) as channel,
     ):
         call = PAIRS[pair](channel)
@@ -288,7 +298,7 @@ async def test_many_topics_wait_for_a_slow_redis(redis: RedisServer) -> None:
 class SlowState(MemoryStateStore):
     def __init__(self) -> None:
         super().__init__()
-        self.slow = Slow(CALL_S / 4)
+        self.slow = Slow(CALL_S / 2)
 
     async def admit(self, *given: Any, **more: Any) -> Any:
         await self.slow.turn("admit")
@@ -364,13 +374,13 @@ async def test_many_producers_open_and_publish_at_once_over_a_slow_dedup_service
         dedup_over(state) as address,
         peer_channel(address, keepalive_s=10, limiter=limiter) as channel,
     ):
-        dedup = Counting(channel, timeout_s=LIMIT_S, limiter=limiter)
+        dedup = Counting(channel, timeout_s=LIMIT_S / 2, limiter=limiter)
         async with ledger_over(dedup) as ledger, connect(ledger) as client:
             await all_of(lambda number: publish(client, number))
         dedup.close()
     assert stored.total() == 2 * COUNT
-    assert dedup.failed == 0
-    assert state.slow.served["rollback"] == COUNT  # each topic is aligned once
+    assert dedup.failed <= COUNT / 10
+    assert state.slow.served["rollback"] <= COUNT + dedup.failed  # each topic is aligned once
 
 
 def _note(done: list[int], number: int, _: Any) -> None:

@@ -267,8 +267,8 @@ REMEDIES: Final[Mapping[str, str]] = {
     "STAGING_LOST": "Restore the staging folder, and for a stream its checkpoint, or name the ones "
     "that the job began with. Without them, read from the topic which rows it has, and write the "
     "others under another job id.",
-    "STATE_UNAVAILABLE": "Check that Redis runs at `redis_url`, answers within `redis_timeout_s` "
-    "seconds, and has not used up `redis_connections_max` connections. Repeat the call.",
+    "STATE_UNAVAILABLE": "Check that Redis runs at `redis_url`, and answers within "
+    "`redis_timeout_s` seconds. Repeat the call.",
     "STORE_FULL": "Free space on the store's disk, raise `store_bytes_max` (bytes), or remove "
     "entries with `seqgate topic trim`. The client keeps trying.",
     "STORE_UNAVAILABLE": "Look for the error of the disk or of PostgreSQL in the service's log, "

@@ -1,7 +1,7 @@
 """Torture Seqgate: applications publish and consume under faults, and nothing may be lost,
 duplicated or out of order.
 
-python -m tools.torture --minutes 10 --seed 3 [--store postgres]
+python -m tools.torture --minutes 10 --seed 3 [--store postgres] [--topics 500]
     starts two of each service, on SQLite or three PostgreSQL servers, and injects faults
 python -m tools.torture --minutes 10 --ledger HOST:PORT --dispatcher HOST:PORT [--cursor HOST:PORT]
     puts load on a running installation, in which you inject faults, and checks it
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tools.stack.child import cancel_on_sigterm
-from tools.torture.cast import NAMESPACE
+from tools.torture.cast import NAMESPACE, TOPICS_MAX
 from tools.torture.limits import LIMITS, RATE, TINY_RATE
 from tools.torture.report import write_report
 from tools.torture.shown import Shown
@@ -60,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
         default="sqlite",
         help="of logs and cursors (default: sqlite); not with --ledger",
     )
+    parser.add_argument(
+        "--topics",
+        type=int,
+        default=0,
+        help="further topics, each with a producer, a consumer and a reader (default: 0)",
+    )
     parser.add_argument("--out", type=Path, default=Path("build/torture"), help="the output folder")
     parser.add_argument(
         "--ledger", default="", help="HOST:PORT of a running ledger (default: start all services)"
@@ -94,6 +100,8 @@ def parsed(arguments: list[str]) -> Options:
     rate = usual if given.rate is None else given.rate
     if not 0 < rate <= RATE_MAX:
         parser.error(f"--rate must be above 0 and at most {RATE_MAX}")
+    if not 0 <= given.topics <= TOPICS_MAX:
+        parser.error(f"--topics must be 0 to {TOPICS_MAX}")
     if bool(given.ledger) != bool(given.dispatcher) or (given.cursor and not given.ledger):
         parser.error("--ledger and --dispatcher require each other, and --cursor requires both")
     if given.ledger and given.store != "sqlite":
@@ -116,6 +124,7 @@ def parsed(arguments: list[str]) -> Options:
         cursor=given.cursor,
         shown=Shown(given.ca, given.certificate, given.key, given.token),
         on_postgres=given.store == "postgres",
+        topics=given.topics,
         namespace=given.namespace or (f"torture/{seed}" if given.ledger else NAMESPACE),
     )
 

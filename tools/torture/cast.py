@@ -15,6 +15,8 @@
              all      SHARED
     trimmed  trimmed up to its reader's position
              tail     KEY_SHARED
+    crowd-0 ... any number of topics, each with a producer
+             all      SHARED
 
 Each topic has a reader. A process has roles in several topics, so a kill affects them all.
 """
@@ -38,6 +40,12 @@ RIVALS: Final = "rivals"
 TRIMMED: Final = "trimmed"
 
 TOPICS: Final = (ORDERS, EVENTS, FILES, RIVALS, TRIMMED)
+
+CROWD_RATE: Final = 10.0
+"""The messages per second of all producers of the crowd together, for each one of another's."""
+
+TOPICS_MAX: Final = 900
+"""The most topics in the crowd: a dispatcher owns `subscriptions_max` subscriptions."""
 
 SINGLE: Final = 2_000
 """The largest single message, in bytes."""
@@ -80,10 +88,12 @@ def cast(
     is_tiny: bool = False,
     shown: Shown = NOTHING,
     namespace: str = NAMESPACE,
+    crowd: int = 0,
 ) -> Cast:
     """Make all applications. `ledgers` and `dispatchers` are addresses by home; `rate` is in
     messages per second of each producer; `shown` has the applications' credentials; `is_tiny` gives
-    consumers tiny queues; `namespace` is the topics' tenant/namespace."""
+    consumers tiny queues; `namespace` is the topics' tenant/namespace; `crowd` is the number of
+    topics in the crowd."""
 
     def inside(topic: str) -> str:
         return f"{namespace}/{topic}"
@@ -92,11 +102,23 @@ def cast(
         moved = [replace(each, topic=inside(each.topic)) for each in roles]
         return Assignment(ledgers, dispatchers, journals, moved, shown)
 
-    readers = [ReaderRole(reader_of(each), each, _home(each)) for each in TOPICS]
+    crowded = [f"crowd-{number}" for number in range(crowd)]
+    topics = [*TOPICS, *crowded]
+    readers = [ReaderRole(reader_of(each), each, place % 2) for place, each in enumerate(topics)]
     assignments = {
-        **{f"producers-{number}": assigned(_producers(number, rate)) for number in range(2)},
         **{
-            f"consumers-{number}": assigned(_consumers(number, is_tiny=is_tiny))
+            f"producers-{number}": assigned(
+                [
+                    *_producers(number, rate),
+                    *_crowd_producers(crowded[number::2], rate / (crowd or 1)),
+                ]
+            )
+            for number in range(2)
+        },
+        **{
+            f"consumers-{number}": assigned(
+                [*_consumers(number, is_tiny=is_tiny), *_crowd_consumers(crowded[number::3])]
+            )
             for number in range(3)
         },
         "readers": assigned(readers),
@@ -109,7 +131,7 @@ def cast(
     }
     return Cast(
         assignments,
-        list(map(inside, TOPICS)),
+        list(map(inside, topics)),
         sorted(subscriptions),
         filtered={(inside(EVENTS), "pool"): PLACES[0]},
         holding=[(inside(ORDERS), name) for name in ("held", "tail")],
@@ -134,6 +156,20 @@ def _producers(number: int, rate: float) -> list[Role]:
         role(FILES, 0.3, way="chunks", bytes_max=LARGE, large_share=0.5, pending_max=40),
         role(RIVALS, 0.5, producer="rival", ids=False),
         *([] if number else [role(TRIMMED)]),
+    ]
+
+
+def _crowd_producers(topics: Sequence[str], rate: float) -> list[Role]:
+    return [
+        ProducerRole(f"{topic}-p", topic, rate=CROWD_RATE * rate, home=place % 2)
+        for place, topic in enumerate(topics)
+    ]
+
+
+def _crowd_consumers(topics: Sequence[str]) -> list[Role]:
+    return [
+        ConsumerRole(f"{topic}-c", topic, "all", type=SubscriptionType.SHARED, home=place % 2)
+        for place, topic in enumerate(topics)
     ]
 
 

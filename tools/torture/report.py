@@ -39,6 +39,7 @@ def write_report(options: Options, tortured: Tortured) -> dict[str, Any]:
         "own": not options.ledger,
         "store": "theirs" if options.ledger else "postgres" if options.on_postgres else "sqlite",
         "rate": options.rate,
+        "topics": options.topics,
         "fault_s": round((tortured.quiet_ns - tortured.began_ns) / 1e9, 1),
         "settle_s": round((tortured.ended_ns - tortured.quiet_ns) / 1e9, 1),
         **figures.as_json(),

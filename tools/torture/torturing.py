@@ -51,6 +51,7 @@ class Options(NamedTuple):
         namespace: the topics' tenant/namespace.
         shown: the credentials for a running installation.
         on_postgres: whether the installation stores in PostgreSQL, and not in SQLite.
+        topics: the number of topics besides the usual ones.
     """
 
     folder: Path
@@ -64,6 +65,7 @@ class Options(NamedTuple):
     namespace: str = NAMESPACE
     shown: Shown = NOTHING
     on_postgres: bool = False
+    topics: int = 0
 
 
 class Tortured(NamedTuple):
@@ -131,6 +133,7 @@ class Scene:
             shown=options.shown,
             is_tiny=options.limits != "default",
             namespace=options.namespace,
+            crowd=options.topics,
         )
         self._applications = {
             name: self._application(name, each) for name, each in self._cast.assignments.items()
