@@ -96,7 +96,7 @@ class LedgerConfig(StoreConfig, CallerConfig):
     windows. At the limit no stream is read until some are answered, and publications that still
     arrive fail with LEDGER_BUSY. While there are none, a publication of any size is accepted."""
 
-    publish_streams_max: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    publish_streams_max: Annotated[int, Field(ge=1, le=100_000)] = 5_000
     """The most connected producers."""
 
     read_streams_max: Annotated[int, Field(ge=1, le=100_000)] = 4_000

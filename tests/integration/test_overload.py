@@ -348,7 +348,7 @@ async def dedup_over(state: SlowState) -> AsyncIterator[str]:
 @asynccontextmanager
 async def ledger_over(dedup: Counting) -> AsyncIterator[str]:
     """The address of a ledger service with this deduplicator."""
-    config = LedgerConfig(publish_streams_max=10_000, open_timeout_s=PATIENCE_S)
+    config = LedgerConfig(open_timeout_s=PATIENCE_S)
     async with asyncio.TaskGroup() as tasks:
         ledger = Ledger(config, MemoryLedgerStore(), dedup, MemoryCursors(), tasks)
         servicer = LedgerServicer(ledger, Drain(), EntryLimits(1 << 20, 1 << 20, 10))
