@@ -25,8 +25,9 @@ WAITING_MAX: Final = 10_000
 AT_ONCE_MIN: Final = 4
 """The number of calls at a time to a dependency that fails."""
 
-URGENT_SPARE: Final = 4
-"""The number of slots beyond the limit for urgent calls, which must not wait behind all others."""
+URGENT_AT_ONCE: Final = 64
+"""The most urgent calls at a time, in slots of their own: they must not wait behind all others. It
+does not fall with failures."""
 
 SLOW_SHARE: Final = 0.25
 """An answer that takes more than this share of its time limit is slow: with more calls at a time,
@@ -95,17 +96,18 @@ class Limiter:
 
     Attributes:
         waiting: the number of calls that wait.
-        under_way: the number of calls that are under way.
+        under_way: the number of calls that are under way, besides urgent ones.
     """
 
     def __init__(self, most: int, *, adapts: bool = True, random: Random | None = None) -> None:
         """
         Args:
-            most: the most calls at a time, besides URGENT_SPARE urgent ones.
+            most: the most calls at a time, besides URGENT_AT_ONCE urgent ones.
             adapts: whether fewer are sent while calls fail or are slow.
         """
         self.waiting = 0
         self.under_way = 0
+        self._urgent_under_way = 0
         self._concurrency = Concurrency(most)
         self._adapts = adapts
         self._random = random or Random()
@@ -125,7 +127,7 @@ class Limiter:
 
         Args:
             limit_s: the time limit of the call, which begins inside the context.
-            urgent: goes before all others, as for leases.
+            urgent: has a slot of its own, as for leases.
 
         Raises:
             NotSent: the deadline of the call being served has passed; or the dependency has
@@ -137,7 +139,7 @@ class Limiter:
         queue = self._urgent if slot.urgent else self._others
         self._serve()
         if not self._is_waited_for(queue) and self._has_room(slot.urgent):
-            self.under_way += 1
+            self._count(1, slot.urgent)
         else:
             await self._wait(slot, queue)
         slot.number = self._concurrency.begin()
@@ -145,7 +147,7 @@ class Limiter:
 
     def leave(self, slot: "Slot") -> None:
         now_s = asyncio.get_running_loop().time()
-        self.under_way -= 1
+        self._count(-1, slot.urgent)
         if slot.outcome is Outcome.ANSWERED:
             self._answered_s = now_s
         if self._adapts:
@@ -175,7 +177,7 @@ class Limiter:
                 await turn.come
         except BaseException as error:
             if turn.has_come:
-                self.under_way -= 1
+                self._count(-1, slot.urgent)
                 self._serve()
             turn.come.cancel()
             if isinstance(error, TimeoutError):
@@ -211,7 +213,7 @@ class Limiter:
         """Give the free slots to those that wait."""
         for queue, is_urgent in ((self._urgent, True), (self._others, False)):
             while self._is_waited_for(queue) and self._has_room(is_urgent):
-                self.under_way += 1
+                self._count(1, is_urgent)
                 queue.popleft().come.set_result(None)
 
     def _is_waited_for(self, queue: "deque[_Queued]") -> bool:
@@ -220,8 +222,17 @@ class Limiter:
         return bool(queue)
 
     def _has_room(self, is_urgent: bool) -> bool:  # noqa: FBT001
-        most = self.at_once + (URGENT_SPARE if is_urgent else 0)
-        return self._pausing is None and self.under_way < most
+        if self._pausing is not None:
+            return False
+        if is_urgent:
+            return self._urgent_under_way < URGENT_AT_ONCE
+        return self.under_way < self.at_once
+
+    def _count(self, change: int, is_urgent: bool) -> None:  # noqa: FBT001
+        if is_urgent:
+            self._urgent_under_way += change
+        else:
+            self.under_way += change
 
 
 class _Queued(NamedTuple):

@@ -13,7 +13,7 @@ from seqgate.services.runtime.limiter import (
     AT_ONCE_MIN,
     PAUSE_MAX_S,
     SLOW_SHARE,
-    URGENT_SPARE,
+    URGENT_AT_ONCE,
     Concurrency,
     Limiter,
     NotSent,
@@ -101,10 +101,10 @@ async def test_calls_are_served_in_order_and_urgent_ones_first() -> None:
         for number in range(100):
             tasks.create_task(dependency.call(number))
         await asyncio.sleep(0)
-        for number in range(1_000, 1_000 + 2 * URGENT_SPARE):
+        for number in range(1_000, 1_000 + URGENT_AT_ONCE):
             tasks.create_task(dependency.call(number, urgent=True))
     urgent = [place for place, number in enumerate(dependency.order) if number >= 1_000]
-    assert max(urgent) <= MOST + 2 * URGENT_SPARE + 1
+    assert max(urgent) <= MOST + URGENT_AT_ONCE
     others = [each for each in dependency.order if each < 1_000]
     assert others == sorted(others)
 
