@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -212,6 +213,13 @@ async def test_policies_are_read_once_per_token(world: World) -> None:
     for _ in range(10):
         await limit(world.one)
     assert world.cursors.reads == 5
+
+
+async def test_a_policy_that_many_topics_want_at_once_is_read_once(world: World) -> None:
+    topics = [TopicName.parse(f"public/default/t{number}") for number in range(1_000)]
+    world.cursors.before = partial(asyncio.sleep, 0)
+    await asyncio.gather(*(limit(world.one, each) for each in topics))
+    assert world.cursors.reads == len(topics) + 1
 
 
 async def test_the_cache_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ after 1:0, through 1:2.
                               aborted attempt as new^a
     aligned, confirmed, changed, disabled, behind 1:3
     dedup-failed REASON       a refusal by its reason
+    dedup-busy REASON         a refusal before anything was done
     appended, append-failed REASON, append-lost REASON (the outcome is not known)
     log-read 1:0=p5 1:1=!     entries of the log, ! for a marker; `more 3` at the end: 3 more
     log-trimmed, log-failed REASON, look-up-failed p5 REASON
@@ -186,6 +187,9 @@ class Teller:
             "disabled": lambda _: self._writer.disabled(),
             "behind": lambda given: self._writer.behind(_position(given[0])),
             "dedup-failed": lambda given: self._writer.dedup_failed(_error(given[0])),
+            "dedup-busy": lambda given: self._writer.dedup_failed(
+                _error(given[0]), outcome_known=True
+            ),
             "appended": lambda _: self._writer.appended(0),
             "append-failed": lambda given: self._append_failed(given, known=True),
             "append-lost": lambda given: self._append_failed(given, known=False),
