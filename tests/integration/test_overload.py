@@ -74,7 +74,7 @@ MANY = 10 * CALLS_AT_ONCE
 LIMIT_S = deep(quick=30.0, full=2.0)
 """The time limit of a call."""
 
-CALL_S = deep(quick=0.002, full=0.02)
+CALL_S = deep(quick=0.005, full=0.02)
 """How long the dependency takes for each call."""
 
 PATIENCE_S = 120.0
@@ -202,7 +202,7 @@ def limit_of(pair: str) -> float:
 @pytest.mark.parametrize("pair", PAIRS)
 async def test_many_calls_to_a_slow_peer_are_all_answered_once(pair: str) -> None:
     async with (
-        slow_peer(CALL_S * limit_of(pair) / LIMIT_S) as (address, peer),
+        slow_peer(CALL_S * max(1.0, limit_of(pair) / LIMIT_S)) as (address, peer),
         following_channel(address, keepalive_s=10) as channel,
     ):
         call = PAIRS[pair](channel)
