@@ -10,6 +10,7 @@ generation.
 """
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -62,6 +63,11 @@ log = structlog.get_logger()
 
 PASSED_MAX: Final = 10_000
 """The most passed entries whose cause is remembered, for Explain."""
+
+FIRST_DELIVERY_BITS: Final = 56
+"""The random bits of an owner's first delivery number. Two subscriptions with a billion deliveries
+each share a number in one of 36 million pairs; see docs/decisions/tokens-fit-one-subscription.md.
+"""
 
 JUDGED_BYTES_MAX: Final = 4 * 1024 * 1024
 """The bytes of metadata fetched at a time to judge entries again; further ones are fetched next."""
@@ -147,7 +153,8 @@ class Performing:
         self._read_entries_max = read_entries_max
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
-        self.machine = self._machine(Durable(Acknowledged(None)), first_delivery=1)
+        first = 1 + secrets.randbits(FIRST_DELIVERY_BITS)
+        self.machine = self._machine(Durable(Acknowledged(None)), first_delivery=first)
 
     def begin(self, durable: Durable) -> None:
         """Replace the machine by one that starts from durable state."""

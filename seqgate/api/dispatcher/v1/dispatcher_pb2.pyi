@@ -131,8 +131,8 @@ class _SettleOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SettleO
     SETTLE_OUTCOME_DONE: _SettleOutcome.ValueType  # 1
     """It took effect; an acknowledgement is durable."""
     SETTLE_OUTCOME_STALE: _SettleOutcome.ValueType  # 2
-    """The token is stale: nothing changed, and the message was or will be delivered
-    again.
+    """The token is stale, or of another consumer or subscription: nothing changed, and
+    the message was or will be delivered again unless it is acknowledged.
     """
     SETTLE_OUTCOME_INVALID: _SettleOutcome.ValueType  # 3
     """The batch has no such message: nothing changed."""
@@ -145,8 +145,8 @@ SETTLE_OUTCOME_UNSPECIFIED: SettleOutcome.ValueType  # 0
 SETTLE_OUTCOME_DONE: SettleOutcome.ValueType  # 1
 """It took effect; an acknowledgement is durable."""
 SETTLE_OUTCOME_STALE: SettleOutcome.ValueType  # 2
-"""The token is stale: nothing changed, and the message was or will be delivered
-again.
+"""The token is stale, or of another consumer or subscription: nothing changed, and
+the message was or will be delivered again unless it is acknowledged.
 """
 SETTLE_OUTCOME_INVALID: SettleOutcome.ValueType  # 3
 """The batch has no such message: nothing changed."""
@@ -1599,7 +1599,9 @@ class Delivery(_message.Message):
     GAP_FIELD_NUMBER: _builtins.int
     ABORTS_FIELD_NUMBER: _builtins.int
     delivery: _builtins.int
-    """Its number; with the epoch, its token."""
+    """Its number, up to 2^63 - 1; with the epoch, its token. It is above those of
+    earlier deliveries under this epoch.
+    """
     payload: _builtins.bytes
     """As it was published."""
     attempts: _builtins.int

@@ -32,7 +32,9 @@ class DispatcherServiceStub:
 
     A subscription is a cursor of the topic with the same name. One instance of the
     service owns it at a time, by a lease on the cursor. The lease's epoch is a part
-    of every token, so that tokens from an earlier owner are stale.
+    of every token, so that tokens from an earlier owner are stale. The other part is
+    the delivery's number. An owner counts from a random number on, so that a token of
+    another subscription fits no delivery.
 
     The hash slot of a key determines its consumer, as in Pulsar. The key itself,
     not its slot, determines order and waiting: a blocked message withholds its own
@@ -292,7 +294,9 @@ class DispatcherServiceAsyncStub(DispatcherServiceStub):
 
     A subscription is a cursor of the topic with the same name. One instance of the
     service owns it at a time, by a lease on the cursor. The lease's epoch is a part
-    of every token, so that tokens from an earlier owner are stale.
+    of every token, so that tokens from an earlier owner are stale. The other part is
+    the delivery's number. An owner counts from a random number on, so that a token of
+    another subscription fits no delivery.
 
     The hash slot of a key determines its consumer, as in Pulsar. The key itself,
     not its slot, determines order and waiting: a blocked message withholds its own
@@ -548,7 +552,9 @@ class DispatcherServiceServicer(metaclass=_abc_1.ABCMeta):
 
     A subscription is a cursor of the topic with the same name. One instance of the
     service owns it at a time, by a lease on the cursor. The lease's epoch is a part
-    of every token, so that tokens from an earlier owner are stale.
+    of every token, so that tokens from an earlier owner are stale. The other part is
+    the delivery's number. An owner counts from a random number on, so that a token of
+    another subscription fits no delivery.
 
     The hash slot of a key determines its consumer, as in Pulsar. The key itself,
     not its slot, determines order and waiting: a blocked message withholds its own
