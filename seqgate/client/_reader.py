@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from grpc import aio
@@ -125,6 +126,7 @@ class Reader:
         self._assembly = assembly
         self._assembler = Assembler(assembly)
         self._on_dropped = on_dropped
+        self._unreported: deque[Dropped] = deque()
         self._on_missed = on_missed
         self._headless = 0
         self._spans = Reading(str(topic))
@@ -182,8 +184,12 @@ class Reader:
             await self._take_next()
             if len(self._arrived) == left:
                 break  # the next call waits for it
-        count = min(len(self._buffer), messages_max)
-        return [self._take(called_ns) for _ in range(count)]
+        messages = list(islice(self._buffer, messages_max))
+        for each in messages:
+            self._record(each, called_ns)
+        for _ in messages:
+            self._buffer.popleft()
+        return messages
 
     async def _until_buffered(self) -> bool:
         """Wait until the buffer has a message. False: the reader is closed, or at its end."""
@@ -209,10 +215,13 @@ class Reader:
         return True
 
     def _take(self, called_ns: int) -> Message:
-        message = self._buffer.popleft()
+        self._record(self._buffer[0], called_ns)
+        return self._buffer.popleft()
+
+    def _record(self, message: Message, called_ns: int) -> None:
+        """Record that a message was read. If that fails, the next call returns the message."""
         if self._spans.is_on and TRACEPARENT in message.properties:
             self._spans.record(message, max(called_ns, self._arrived_ns))
-        return message
 
     def skip(self) -> Missed | None:
         """Continue after the range whose error the reader raises: trimmed messages, a damaged
@@ -361,11 +370,17 @@ class Reader:
         if self._reading is not reading:
             raise _CallDropped
         self._reading = None
+        if reading.cancelled():  # by the client, which is closed
+            self._closed = True
+            raise _CallDropped
         try:
             response = reading.result()
         except aio.AioRpcError as error:
             self._call = None
             raise error_of_call(error, self._asked) from error
+        except BaseException:
+            self._drop_call()  # what it was about to return would be missing
+            raise
         return None if response is aio.EOF else response
 
     def _request(self, *, follow: bool) -> pb.ReadRequest:
@@ -387,6 +402,13 @@ class Reader:
         self._after = last
 
     async def _take_next(self) -> None:
+        """Process the first entry that arrived, and report what was dropped: once, also if the
+        application fails then."""
+        await self._take_first()
+        while self._unreported and self._on_dropped is not None:
+            self._on_dropped(self._unreported.popleft())
+
+    async def _take_first(self) -> None:
         """Process the first entry that arrived. Cancellation loses nothing: the entry stays."""
         stored = self._arrived[0]
         if isinstance(stored, pb.EntriesTrimmed):
@@ -513,7 +535,7 @@ class Reader:
 
     def _report(self, dropped: Dropped | None) -> None:
         if dropped is not None and self._on_dropped is not None:
-            self._on_dropped(dropped)
+            self._unreported.append(dropped)
 
     def _drop_call(self) -> None:
         if self._reading is not None:
