@@ -174,9 +174,9 @@ class ConsumerClosedError(SeqgateError):
 
 
 class StaleTokenError(SeqgateError):
-    """The delivery is no longer this consumer's: it was acknowledged, refused or given back, timed
-    out, was revoked, or its connection is gone. Nothing changed. Unless it is acknowledged, the
-    message is redelivered."""
+    """The delivery is not this consumer's: another consumer received the message. Or no longer: it
+    was acknowledged, refused or given back, timed out, was revoked, or its connection is gone.
+    Nothing changed. Unless it is acknowledged, the message is redelivered."""
 
     default_reason = "STALE_TOKEN"
 

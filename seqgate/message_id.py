@@ -9,14 +9,18 @@ There are three kinds of ids, in one order:
 A chunk id is its last chunk's id with the position of the first chunk. Only reading the message
 again needs the first chunk, so order, equality and hash ignore it.
 
+The id of a message that was read or received knows its topic, to be told from the same place in
+another topic. Texts and bytes have no topic.
+
 The bytes are Pulsar's MessageIdData. Its Java client writes batch_size = 0 where its C++ client
 omits it, so one id has two encodings: compare ids, never their bytes.
 """
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
@@ -37,8 +41,14 @@ _FIRST_AND_LAST: Final = re.compile(
 _key: Final = attrgetter("ledger_id", "entry_id", "partition", "batch_index")
 
 
+class _InTopic:
+    """Beside the fields of an id, which make it what it is. Unset: the topic is not known."""
+
+    __slots__ = ("_topic",)
+
+
 @dataclass(frozen=True, slots=True, init=False, eq=False)
-class MessageId:
+class MessageId(_InTopic):
     """A message's place: its entry and, in a batch, its index.
 
     Ordered, compared and hashed like Pulsar's: by ledger, entry, partition and batch index
@@ -66,6 +76,8 @@ class MessageId:
         partition: int = _UNSET,
         batch_index: int = _UNSET,
         batch_size: int = 0,
+        *,
+        _topic: str = "",
     ) -> None:
         # Runs for every message: a dataclass's own __init__ takes a quarter longer. parse,
         # from_bytes and to_bytes check the bounds.
@@ -75,6 +87,17 @@ class MessageId:
         put(self, "partition", partition)
         put(self, "batch_index", batch_index)
         put(self, "batch_size", batch_size)
+        if _topic:
+            put(self, "_topic", _topic)
+
+    def __getstate__(self) -> list[Any]:
+        return [*(getattr(self, each.name) for each in fields(self)), topic_of(self)]
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Restore what `__getstate__` returns, or what 0.2.0 did: the fields alone."""
+        names = [each.name for each in fields(self)]
+        for name, value in zip([*names, "_topic"], state, strict=False):
+            object.__setattr__(self, name, value)
 
     @staticmethod
     def parse(text: str) -> "MessageId":
@@ -178,15 +201,19 @@ class ChunkMessageId(MessageId):
     first_chunk: MessageId
     last_chunk: MessageId
 
+    __getstate__, __setstate__ = MessageId.__getstate__, MessageId.__setstate__
+
     def __init__(self, first: MessageId, last: MessageId) -> None:
         if first > last:
             raise ValueError(f"not a message id: its first chunk {first} is after its last {last}")
         if first.batch_index != _UNSET or last.batch_index != _UNSET:
             raise ValueError(f"not a message id: a chunk is in a batch: {first};{last}")
-        MessageId.__init__(self, last.ledger_id, last.entry_id, last.partition)
+        topic = topic_of(last)
+        MessageId.__init__(self, last.ledger_id, last.entry_id, last.partition, _topic=topic)
         put = object.__setattr__
         put(self, "first_chunk", MessageId(first.ledger_id, first.entry_id, first.partition))
-        put(self, "last_chunk", MessageId(last.ledger_id, last.entry_id, last.partition))
+        last = MessageId(last.ledger_id, last.entry_id, last.partition, _topic=topic)
+        put(self, "last_chunk", last)
 
     def to_bytes(self) -> bytes:
         """See MessageId.to_bytes."""
@@ -206,6 +233,11 @@ EARLIEST_ID: Final = MessageId(-1, -1, -1)
 
 LATEST_ID: Final = MessageId(SEQUENCE_ID_MAX, SEQUENCE_ID_MAX, -1)
 """After every message of a topic; Pulsar's MessageId.latest."""
+
+
+def topic_of(message_id: MessageId) -> str:
+    """The full name of the topic of an id that came with a message; "": it is not known."""
+    return getattr(message_id, "_topic", "")
 
 
 def _wire(message_id: MessageId) -> MessageIdData:

@@ -22,7 +22,7 @@ from numbers import Real
 from typing import Any, Final, NoReturn, TypeVar
 
 from seqgate.errors import InvalidRequestError
-from seqgate.message_id import ChunkMessageId, MessageId
+from seqgate.message_id import ChunkMessageId, MessageId, topic_of
 from seqgate.types import SEQUENCE_ID_MAX
 
 COUNT_MAX: Final = 2**63 - 1
@@ -274,7 +274,7 @@ def message_id(name: str, value: object, *, least: int = -1, reason: str = "") -
         whole(f"{name}: its {part}", getattr(value, part), -1, _INT32_MAX, reason=reason)
         for part in ("partition", "batch_index", "batch_size")
     ]
-    return MessageId(*place, *rest)
+    return MessageId(*place, *rest, _topic=topic_of(value))
 
 
 def callback(name: str, value: Any) -> Any:

@@ -309,7 +309,7 @@ def _fields(
     return _fields_of(
         (
             topic,
-            MessageId(position.ledger_id, position.entry_id),
+            MessageId(position.ledger_id, position.entry_id, _topic=topic),
             payload,
             metadata.producer_name,
             metadata.sequence_id,
@@ -336,7 +336,7 @@ def _batch_fields(
         _fields_of(
             (
                 topic,
-                MessageId(ledger_id, entry_id, -1, index),
+                MessageId(ledger_id, entry_id, -1, index, _topic=topic),
                 payload,
                 producer_name,
                 sequence_id,

@@ -5,13 +5,16 @@
 
 `_inbox.py` decides; this module does the I/O, keeps time and wakes tasks. Call `_perform` after
 every change of the inbox.
+
+Whatever fails that must not, in a task, a timer, the inbox or a callback, ends the consumer: see
+`_fail`. What waits for it then fails as well, and the service delivers its messages again.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from grpc import aio
 from opentelemetry.trace import Span
@@ -24,7 +27,7 @@ from seqgate.client._breaker import BreakerState
 from seqgate.client._group import Group
 from seqgate.client._inbox import Inbox
 from seqgate.client._loops import of_one_loop
-from seqgate.client._message import MANY_MESSAGES, Received
+from seqgate.client._message import MANY_MESSAGES, Received, Token, token_of
 from seqgate.client._reconnecting import Reconnecting
 from seqgate.client._status import Asked, error_of_call
 from seqgate.client._streams import ending, read, read_or_end
@@ -66,9 +69,11 @@ KEEP_INTERVAL_S: Final = 10.0
 REDIRECTS_MAX: Final = 3
 """The most consecutive redirects to follow without a delay."""
 
-_RETRYABLE: Final = (UnavailableError, LimitExceededError, FencedError)
+T = TypeVar("T")
 
 _log: Final = logging.getLogger("seqgate.client")
+
+_RETRYABLE: Final = (UnavailableError, LimitExceededError, FencedError)
 
 
 @of_one_loop
@@ -87,7 +92,9 @@ class Consumer:
     Each delivery has a token, which becomes stale when the delivery is settled, revoked or timed
     out. In an ordered subscription, refusing a message also revokes later messages of its key,
     which are redelivered after it. Acknowledging with a stale token changes nothing and raises
-    StaleTokenError.
+    StaleTokenError. So does acknowledging or refusing a message that another consumer received,
+    whatever its topic, subscription, client or process. A copied or unpickled message stands for
+    its original.
 
     When the connection breaks, the consumer reconnects with exponential backoff, to the instance
     that owns the subscription. Buffered messages are dropped and redelivered; tokens of messages
@@ -234,8 +241,10 @@ class Consumer:
         try:
             self._inbox.take_more(messages, messages_max, self._now_ms())
         except SeqgateError as error:
-            self._perform()
+            self._act(nothing)
             self._postponed = error
+        except Exception as surprise:
+            raise self._fail(surprise) from surprise
         self._taken()
         return messages
 
@@ -252,14 +261,13 @@ class Consumer:
         """Give back a message as if it had not been received: it is the next one of its key that
         this consumer receives, and has not failed. Later messages of its key must not have been
         received. A message that is settled, or whose token is stale, is left alone."""
-        self._inbox.put_back(message)
-        self._perform()
+        token_of(message)
+        self._act(self._inbox.put_back, message)
         self._changed.set()
 
     def unlock(self, key: bytes) -> None:
         """Unlock a key: its next message can be received."""
-        key = _arguments.binary("key", key)
-        self._inbox.unlock(key)
+        self._act(self._inbox.unlock, _arguments.binary("key", key))
         self._changed.set()
 
     def processing(self, message: Received) -> AbstractContextManager[Span]:
@@ -274,7 +282,8 @@ class Consumer:
 
         process_by_key does this for its handlers. Without OpenTelemetry's SDK it does nothing.
         """
-        return self._spans.processing(received(message))
+        token_of(message)
+        return self._spans.processing(message)
 
     async def ack(self, message: Received) -> None:
         """Acknowledge a message, and return when that is durable: it is never redelivered. A
@@ -288,48 +297,52 @@ class Consumer:
 
     async def ack_many(self, messages: Iterable[Received]) -> None:
         """Acknowledge messages, and return when that is durable for all of them. Raises the first
-        error that `ack` would raise for one, once all have an outcome."""
+        error that `ack` would raise for one, once all have an outcome. If one is no message, or
+        another consumer received it, it acknowledges none, and raises at once."""
+        messages = _arguments.listed("messages", messages)
+        tokens = [token_of(each) for each in messages]
         self._check_open()
-        messages = _arguments.each_of("messages", messages, _each_received)
+        self._inbox.check_own(tokens)
         if self._spans.is_on:
             futures = [self.ack_nowait(each) for each in messages]
             for outcome in await asyncio.gather(*futures, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
             return
+        await self._act(self._acknowledge_all, tokens).results()
+
+    def _acknowledge_all(self, tokens: Iterable[Token]) -> Group[None]:
         together: dict[tuple[int, int], int] = {}
-        for each in messages:
-            epoch, delivery, _ = token = each.token
-            together[epoch, delivery] = together.get((epoch, delivery), 0) | token.bit
+        for token in tokens:
+            at = (token.connection, token.delivery)
+            together[at] = together.get(at, 0) | token.bit
         some = [
             (*at, part) for at, bits in together.items() for part in self._inbox.parts(*at, bits)
         ]
         group: Group[None] = Group(len(some))
         for part, member in zip(some, group.members(), strict=True):
             self._inbox.acknowledge_part(*part, member)
-        self._perform()
-        await group.results()
+        return group
 
     def ack_nowait(self, message: Received) -> "asyncio.Future[None]":
         """Acknowledge a message; the future is done when that is durable, or has the exception that
-        `ack` raises. Acknowledgements are sent together: after 5 ms, or when there are 1,000."""
-        if type(message) is not Received:
-            received(message)
+        `ack` raises. Acknowledgements are sent together: after 5 ms, or when there are 1,000. What
+        is no message raises InvalidRequestError at once."""
+        token = token_of(message)
         future = self._future()
         self._spans.settling(ACK, message, future)
-        self._inbox.acknowledge(message.token, future)
-        self._perform()
+        self._act(self._inbox.acknowledge, token, future)
         return future
 
     async def ack_id(self, message_id: MessageId) -> None:
         """Acknowledge a message by its id, or a whole batch by an id without an index. It must have
-        been delivered to this consumer. Raises the same as `ack`, and InvalidRequestError if the
-        batch has no message with this index."""
-        message_id = _arguments.message_id("message_id", message_id)
+        been delivered to this consumer. An id that was stored as a text or as bytes names a place
+        in this consumer's topic; that of a message of another topic is stale. Raises the same as
+        `ack`, and InvalidRequestError if the batch has no message with this index."""
+        message_id = _arguments.message_id("message_id", message_id, reason="INVALID_SETTLEMENT")
         future = self._future()
         self._spans.settling(ACK, None, future)
-        self._inbox.acknowledge_id(message_id, future)
-        self._perform()
+        self._act(self._inbox.acknowledge_id, message_id, future)
         await future
 
     async def ack_through(self, message: Received) -> None:
@@ -341,7 +354,7 @@ class Consumer:
             StaleTokenError: the delivery is settled already, was revoked, or timed out.
             ConsumerClosedError, or the error that ended the consumer.
         """
-        received(message)
+        token = token_of(message)
         if self._subscribing.type is not SubscriptionType.EXCLUSIVE:
             raise InvalidRequestError(
                 "ack_through needs an EXCLUSIVE subscription: other consumers share this one",
@@ -349,8 +362,7 @@ class Consumer:
             )
         future = self._future()
         self._spans.settling(ACK, message, future)
-        self._inbox.acknowledge_cumulative(message.token, future)
-        self._perform()
+        self._act(self._inbox.acknowledge_cumulative, token, future)
         await future
 
     async def nack(
@@ -391,14 +403,13 @@ class Consumer:
         reason: str | BaseException = "",
     ) -> "asyncio.Future[None]":
         """Refuse a message; the future is done when the service has recorded it, or has the
-        exception that `nack` raises. An invalid delay or reason raises at once."""
-        received(message)
+        exception that `nack` raises. An invalid message, delay or reason raises at once."""
+        token = token_of(message)
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
         why = reason_to_wire(reason)
         future = self._future()
         self._spans.settling(NACK, message, future)
-        self._inbox.negative_acknowledge(message.token, delay_ms, self._now_ms(), future, why)
-        self._perform()
+        self._act(self._inbox.negative_acknowledge, token, delay_ms, self._now_ms(), future, why)
         return future
 
     async def reconsume_later(self, message: Received, delay_s: float) -> None:
@@ -410,10 +421,9 @@ class Consumer:
     async def extend(self, message: Received) -> None:
         """Restart a message's `ack_timeout_s`; without a time-out, only check its token. Raises the
         same as `ack`."""
-        received(message)
+        token = token_of(message)
         future = self._future()
-        self._inbox.renew(message.token, self._now_ms(), future)
-        self._perform()
+        self._act(self._inbox.renew, token, self._now_ms(), future)
         await future
 
     async def seek(self, place: Place) -> None:
@@ -434,8 +444,7 @@ class Consumer:
         """
         start = start_to_wire(place)
         future = self._future()
-        self._inbox.seek(start, future)
-        self._perform()
+        self._act(self._inbox.seek, start, future)
         await future
 
     def pause(self) -> None:
@@ -450,8 +459,7 @@ class Consumer:
 
     async def flush(self) -> None:
         """Return when all acknowledgements and refusals so far are answered."""
-        self._inbox.flush()
-        self._wake.set()
+        self._act(self._inbox.flush)
         while not self._inbox.is_answered and self._failure is None and self._tasks:
             self._changed.clear()
             await self._changed.wait()
@@ -468,12 +476,8 @@ class Consumer:
             UnavailableError, LimitExceededError: no service accepted the consumer within
                 `open_timeout_s`.
         """
-        self._tasks = [
-            asyncio.create_task(
-                self._run(), name=f"seqgate-consumer {self.topic} {self.subscription}"
-            ),
-            asyncio.create_task(self._keep()),
-        ]
+        name = f"seqgate-consumer {self.topic} {self.subscription}"
+        self._tasks = [self._start(self._run(), name), self._start(self._keep())]
         try:
             async with asyncio.timeout(self._open_timeout_s):
                 await asyncio.shield(self._opened)
@@ -494,8 +498,7 @@ class Consumer:
         try:
             if self._is_connected and not self._is_closing and self._failure is None:
                 self._is_closing = self._leave = True
-                self._inbox.leave()
-                self._perform()
+                self._act(self._inbox.leave)
                 self._changed.set()
                 await asyncio.wait(self._tasks[:1], timeout=timeout_s)
         finally:
@@ -526,8 +529,10 @@ class Consumer:
         try:
             message = self._inbox.take(self._now_ms(), lock=lock)
         except SeqgateError:
-            self._perform()
+            self._act(nothing)
             raise
+        except Exception as surprise:
+            raise self._fail(surprise) from surprise
         self._taken()
         return message
 
@@ -547,19 +552,25 @@ class Consumer:
         self._check_open()
         return self._loop.create_future()
 
+    def _act(self, change: Callable[..., T], *about: Any) -> T:
+        """Change the inbox, and carry out what follows, for the application."""
+        try:
+            result = change(*about)
+            self._perform()
+        except Exception as surprise:
+            error = self._fail(surprise)
+            for each in about:
+                if isinstance(each, asyncio.Future):
+                    _answer(each, error)
+            raise error from surprise
+        return result
+
     def _perform(self) -> None:
         """Carry out a change of the inbox: answer waiters, set timers, wake the sender."""
         inbox = self._inbox
-        for waiter, error in inbox.take_resolved():
-            if waiter.done():
-                continue
-            if error is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(error)
-                waiter.exception()  # retrieved: not every waiter is awaited
+        self._resolve()
         if self._linger is None and inbox.collected:
-            self._linger = self._loop.call_later(ACK_DELAY_S, self._flush_acks)
+            self._linger = self._loop.call_later(ACK_DELAY_S, self._in_time, self._flush_acks)
         self._wake.set()
         if inbox.due_ms != self._due_ms:
             self._set_due(inbox.due_ms)
@@ -583,6 +594,17 @@ class Consumer:
             pause_ms / 1000,
         )
 
+    def _resolve(self) -> None:
+        for waiter, error in self._inbox.take_resolved():
+            _answer(waiter, error)
+
+    def _in_time(self, act: Callable[[], None]) -> None:
+        """Do what a timer was set for."""
+        try:
+            act()
+        except Exception as surprise:
+            self._fail(surprise)
+
     def _flush_acks(self) -> None:
         self._linger = None
         self._inbox.flush()
@@ -596,7 +618,7 @@ class Consumer:
         self._due = None
         if due_ms is not None:
             at_s = (due_ms + 1) / 1000  # `_now_ms` rounds down: never wake early
-            self._due = self._loop.call_at(at_s, self._advance)
+            self._due = self._loop.call_at(at_s, self._in_time, self._advance)
         self._changed.set()
 
     def _advance(self) -> None:
@@ -617,9 +639,6 @@ class Consumer:
                 await self._stream()
             except SeqgateError as failure:
                 error = failure
-            except Exception as surprise:
-                self._end(InternalError(f"the consumer failed: {surprise!r}"))
-                raise
             self._disconnect()
             if self._is_closing:
                 return
@@ -660,13 +679,13 @@ class Consumer:
             await call.write(self._first)
             self._take_subscribed((await read(call, asked)).subscribed)
             self._reconnecting.succeeded()
-            sending = asyncio.create_task(self._send(call))
+            sending = self._start(self._send(call))
             moving: asyncio.Task[None] | None = None
             try:
                 while (response := await read_or_end(call, asked)) is not None:
                     if response.HasField("draining") and not self._is_moving:
                         self._is_moving = True
-                        moving = asyncio.create_task(self._move_away())
+                        moving = self._start(self._move_away())
                     self._take_response(response)
             finally:
                 tasks = [each for each in (sending, moving) if each is not None]
@@ -675,8 +694,10 @@ class Consumer:
                 await asyncio.wait(tasks)
         except aio.AioRpcError as error:
             raise error_of_call(error, asked) from error
-        except asyncio.InvalidStateError as error:  # grpc.aio: the stream has ended
-            raise await ending(call, asked) from error
+        except asyncio.InvalidStateError as error:
+            if not call.done():
+                raise
+            raise await ending(call, asked) from error  # grpc.aio: the stream has ended
         finally:
             call.cancel()
 
@@ -755,35 +776,85 @@ class Consumer:
             self._inbox.expire(self._now_ms())
             self._perform()
 
-    def _end(self, error: SeqgateError) -> None:
-        self._failure = error
+    def _start(
+        self, work: Coroutine[Any, Any, None], name: str | None = None
+    ) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._look)
+        return task
+
+    def _look(self, task: "asyncio.Task[None]") -> None:
+        """A task of the consumer has ended."""
+        if task.cancelled():
+            if task in self._tasks and self._failure is None:
+                self._give_up(ConsumerClosedError("the consumer's task was cancelled"))
+        elif (surprise := task.exception()) is not None:
+            self._fail(surprise)
+
+    def _fail(self, surprise: BaseException) -> SeqgateError:
+        """End the consumer because of what must not fail. Returns the error of later calls."""
+        _log.error(
+            "the consumer of %r of %s failed", self.subscription, self.topic, exc_info=surprise
+        )
+        error = InternalError(f"the consumer failed: {reason_to_wire(surprise)}")
+        error.__cause__ = surprise
+        return self._give_up(error)
+
+    def _give_up(self, error: SeqgateError) -> SeqgateError:
+        """End the consumer, also while one of its tasks runs. Returns the error of later calls."""
+        for task in self._tasks:
+            task.cancel()
+        try:
+            self._release()
+        finally:
+            ended_with = self._end(error)
+        return ended_with
+
+    def _end(self, error: SeqgateError) -> SeqgateError:
+        """Later calls raise the error, unless they raise another one already. Returns theirs."""
+        self._failure = self._failure or error
         if not self._opened.done():
-            self._opened.set_exception(error)
+            self._opened.set_exception(self._failure)
             self._opened.exception()
         self._changed.set()
+        return self._failure
+
+    def _release(self) -> None:
+        """Fail all that waits for an answer, and stop the timers."""
+        self._is_connected = False
+        for timer in (self._linger, self._due):
+            if timer is not None:
+                timer.cancel()
+        self._linger = self._due = None
+        self._inbox.disconnected()
+        self._resolve()
 
     async def _stop(self, error: SeqgateError) -> None:
         self._is_closing = True
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
-        self._disconnect()
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-        self._failure = self._failure or error
-        self._changed.set()
-        if tasks:  # last: this call may be cancelled here
-            await asyncio.wait(tasks)
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+        finally:
+            try:
+                self._release()
+            except Exception as surprise:
+                self._fail(surprise)
+            finally:
+                self._end(error)
 
 
-def received(message: Received) -> Received:
-    """Check that a message is one of a consumer's."""
-    return _each_received("message", message)
+def nothing() -> None:
+    """For `_act`, after a change of the inbox."""
 
 
-def _each_received(name: str, message: Received) -> Received:
-    return message if type(message) is Received else _arguments.instance(name, message, Received)
+def _answer(waiter: Any, error: SeqgateError | None) -> None:
+    if waiter.done():
+        return
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)
+        waiter.exception()  # retrieved: not every waiter is awaited

@@ -24,6 +24,7 @@ Invariants:
     waiters   Each waiter is resolved exactly once: by the answer, or when the stream ends.
 """
 
+import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,12 +51,14 @@ from seqgate.client._requests import Action, Requests, Ticket, Unit, indexes, no
 from seqgate.client._subscribing import Incomplete, RetryPolicy, reason_to_wire
 from seqgate.errors import SeqgateError, StaleTokenError, UnavailableError
 from seqgate.keys import sticky_key
-from seqgate.message_id import MessageId
+from seqgate.message_id import MessageId, topic_of
 from seqgate.types import Position
 
 EXPECTED_BYTES: Final = 1024 * 1024
 """The assumed bytes of a message until the first one arrives, to bound the first permits."""
 
+CONNECTION_BITS: Final = 32
+"""The bits that count a consumer's connections, in Token.connection."""
 
 # Token._make without a Python call per message.
 _token: Final[Callable[[Iterable[Any]], Token]] = partial(tuple.__new__, Token)
@@ -265,6 +268,8 @@ class Inbox:
         self._ack_timeout_ms = limits.ack_timeout_ms
         self._retry = retry
         self._epoch = 0
+        # Grows by one with each connection. The bits above are this consumer's, and no other's.
+        self._connection = secrets.randbits(64) << CONNECTION_BITS
         self._is_connected = False
         self._is_leaving = False
         self._units: dict[int, Unit] = {}  # live units, by each of their deliveries
@@ -346,6 +351,7 @@ class Inbox:
     def subscribed(self, epoch: int) -> None:
         """A stream is open, and has sent nothing yet."""
         self._epoch = self._requests.epoch = epoch
+        self._connection += 1
         self._is_connected = True
         self._is_leaving = False
 
@@ -365,7 +371,10 @@ class Inbox:
                 if not self._is_leaving:
                     self._take_deliveries(response.deliveries, now_ms)
             case "settled":
-                for ticket in self._requests.settled(response.settled):
+                tickets = self._requests.settled(response.settled)
+                for ticket in tickets:  # first: whatever else fails, they have their answer
+                    self._resolved += [(waiter, ticket.error) for waiter in ticket.waiters]
+                for ticket in tickets:
                     self._conclude(ticket)
             case "revoked":
                 self._revoked(response.revoked.deliveries)
@@ -446,6 +455,10 @@ class Inbox:
         unit = self._unit_of(message.token)
         if unit is None or unit.messages is None:
             return
+        if not unit.unsettled & message.token.bit:
+            return
+        if any(each.token == message.token for each in unit.messages):
+            return  # it was put back before
         unit.messages.append(message)
         self._queue.put_back(unit)
         unit.is_begun = unit.waiting < unit.unsettled.bit_count()
@@ -463,44 +476,51 @@ class Inbox:
     def acknowledge(self, token: Token, waiter: Any) -> None:
         unit = self._unit_of(token)
         if unit is None:
-            self._resolved.append((waiter, stale()))
+            self._resolved.append((waiter, self._stale(token)))
         else:
             self._acknowledge(unit, token.bit, waiter)
 
-    def parts(self, epoch: int, delivery: int, bits: int) -> Iterable[int]:
+    def check_own(self, tokens: Iterable[Token]) -> None:
+        """Raise StaleTokenError if a token is not this consumer's, of whichever connection."""
+        for connection in {token.connection for token in tokens}:
+            if self._is_foreign(connection):
+                raise _foreign()
+
+    def parts(self, connection: int, delivery: int, bits: int) -> Iterable[int]:
         """Messages of a delivery (bits) that `acknowledge_part` takes together: all, unless the
         answer about some of them is on its way already."""
-        unit = self._units.get(delivery)
-        if unit is None or epoch != self._epoch or not bits & unit.acked:
+        unit = self._live(connection, delivery)
+        if unit is None or not bits & unit.acked:
             return (bits,)
         return (1 << index for index in indexes(bits))
 
-    def acknowledge_part(self, epoch: int, delivery: int, bits: int, waiter: Any) -> None:
+    def acknowledge_part(self, connection: int, delivery: int, bits: int, waiter: Any) -> None:
         """Acknowledge messages of a delivery, as `parts` divides them."""
-        unit = self._units.get(delivery)
-        if unit is None or epoch != self._epoch:
+        unit = self._live(connection, delivery)
+        if unit is None:
             self._resolved.append((waiter, stale()))
         else:
             self._acknowledge(unit, bits, waiter)
 
     def acknowledge_id(self, message_id: MessageId, waiter: Any) -> None:
         """Acknowledge a message by its id, or a whole batch."""
+        topic = topic_of(message_id)
         unit = self._by_position.get(message_id.position)
-        if unit is None:
+        if topic and topic != self._topic:
+            text = f"the id is of a message of {topic}, and this consumer's topic is {self._topic}"
+            self._resolved.append((waiter, stale(f"stale token: {text}")))
+        elif unit is None:
             self._resolved.append((waiter, stale()))
-            return
-        bits = (1 << _messages_in(unit.source)) - 1
-        if message_id.batch_index >= 0:
-            bits &= 1 << message_id.batch_index
-        if bits:
-            self._acknowledge(unit, bits, waiter)
-        else:
+        elif message_id.batch_index >= (messages := _messages_in(unit.source)):
             self._resolved.append((waiter, no_such_message()))
+        else:
+            index = message_id.batch_index
+            self._acknowledge(unit, 1 << index if index >= 0 else (1 << messages) - 1, waiter)
 
     def acknowledge_cumulative(self, token: Token, waiter: Any) -> None:
         unit = self._unit_of(token)
         if unit is None:
-            self._resolved.append((waiter, stale()))
+            self._resolved.append((waiter, self._stale(token)))
             return
         action, bits = Action.ACKNOWLEDGE_CUMULATIVE, 2 * token.bit - 1
         ticket = Ticket(action, waiters=[waiter], unit=unit, bits=bits)
@@ -514,7 +534,7 @@ class Inbox:
         """Refuse a message: its unit is redelivered after the delay; None: by the policy."""
         unit = self._unit_of(token)
         if unit is None or unit.acked & token.bit:
-            self._resolved.append((waiter, stale()))
+            self._resolved.append((waiter, self._stale(token)))
         else:
             self._refuse(unit, [waiter], delay_ms, reason)
             if self._brake is not None:
@@ -523,7 +543,7 @@ class Inbox:
     def renew(self, token: Token, now_ms: int, waiter: Any) -> None:
         unit = self._unit_of(token)
         if unit is None:
-            self._resolved.append((waiter, stale()))
+            self._resolved.append((waiter, self._stale(token)))
         else:
             self._renew(unit, now_ms, waiter)
 
@@ -654,12 +674,12 @@ class Inbox:
         number, attempts, gap = unit.deliveries[-1], unit.attempts, unit.gap
         if len(messages) == 1:
             (fields,) = messages
-            token = _token((self._epoch, number, fields.id.batch_index))
+            token = _token((self._epoch, number, fields.id.batch_index, self._connection))
             unit.messages = [Received(*fields, attempts, gap, token)]
             return unit.messages
         unit.messages = []
         for fields in reversed(messages):
-            token = _token((self._epoch, number, fields.id.batch_index))
+            token = _token((self._epoch, number, fields.id.batch_index, self._connection))
             if unit.unsettled & token.bit:
                 unit.messages.append(Received(*fields, attempts, gap, token))
         return unit.messages
@@ -709,7 +729,16 @@ class Inbox:
 
     def _unit_of(self, token: Token) -> Unit | None:
         """The live unit of a token; None: the token is stale."""
-        return self._units.get(token.delivery) if token.epoch == self._epoch else None
+        return self._units.get(token.delivery) if token.connection == self._connection else None
+
+    def _live(self, connection: int, delivery: int) -> Unit | None:
+        return self._units.get(delivery) if connection == self._connection else None
+
+    def _is_foreign(self, connection: int) -> bool:
+        return connection >> CONNECTION_BITS != self._connection >> CONNECTION_BITS
+
+    def _stale(self, token: Token) -> StaleTokenError:
+        return _foreign() if self._is_foreign(token.connection) else stale()
 
     def _acknowledge(self, unit: Unit, bits: int, waiter: Any) -> None:
         """Acknowledge messages of a unit. A repeated acknowledgement waits for the same answer."""
@@ -759,7 +788,7 @@ class Inbox:
         self._requests.add(unit.deliveries, ticket)
 
     def _conclude(self, ticket: Ticket) -> None:
-        """Resolve a ticket whose last answer has arrived."""
+        """Act on the last answer to a ticket."""
         error = ticket.error
         if ticket.guarded is not None:
             self._queue.unguard(ticket)
@@ -770,7 +799,6 @@ class Inbox:
                 self._acknowledged_through(ticket.unit, ticket.bits)
             case Action.RENEW if ticket.unit is not None and isinstance(error, StaleTokenError):
                 self._end(ticket.unit)
-        self._resolved += [(waiter, error) for waiter in ticket.waiters]
         if ticket.attempt is not None:
             self._chunks.given_back(ticket.attempt)
 
@@ -803,6 +831,10 @@ class Inbox:
             del self._units[delivery]
         if self._by_position.get(unit.last) is unit:
             del self._by_position[unit.last]
+
+
+def _foreign() -> StaleTokenError:
+    return stale("stale token: the message was received through another consumer")
 
 
 def _messages_in(entry: ledger_pb2.StoredEntry) -> int:

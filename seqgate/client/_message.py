@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from seqgate.errors import InvalidRequestError
 from seqgate.message_id import MessageId
 from seqgate.types import Position
 
@@ -54,13 +55,21 @@ class Message:
 
 
 class Token(NamedTuple):
-    """Identifies one delivery of a message: the subscription's epoch, the delivery's number, and
-    the message's index in its batch, or -1. Valid for one consumer, until the message is settled or
-    the delivery is revoked."""
+    """Identifies one delivery of a message to one consumer, until the message is settled or the
+    delivery is revoked. Copied or pickled, it is the same token; for any other consumer, and for
+    later connections of this one, it is stale.
+
+    Attributes:
+        epoch: the subscription's epoch.
+        delivery: the delivery's number, which grows within an epoch.
+        batch_index: the message's index in its batch, or -1.
+        connection: the consumer's connection to the service, unlike any other's; 0: none.
+    """
 
     epoch: int
     delivery: int
     batch_index: int
+    connection: int = 0
 
     @property
     def bit(self) -> int:
@@ -92,3 +101,15 @@ class Received(Message):
     attempts: Final[int] = 0
     gap: Final[Gap | None] = None
     token: Final[Token] = Token(0, 0, -1)
+
+
+def token_of(message: object) -> Token:
+    """The token to settle a message with. Raises InvalidRequestError if it is none that a consumer
+    received."""
+    token = getattr(message, "token", None)
+    if isinstance(token, Token):
+        return token
+    raise InvalidRequestError(
+        f"message must be one that a consumer received (Received), not {type(message).__name__}",
+        reason="INVALID_SETTLEMENT",
+    )

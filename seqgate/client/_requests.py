@@ -14,6 +14,7 @@ once, while fewer than UNANSWERED_MAX requests are unanswered.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
+from itertools import repeat
 from typing import Any, Final
 
 from seqgate.api.common.v1 import common_pb2
@@ -202,15 +203,15 @@ class Requests:
 
     def settled(self, settled: pb.Settled) -> list[Ticket]:
         """Take an answer. Returns the tickets for which it was the last one."""
-        tickets = self._unanswered.pop(settled.request_id, None)
+        tickets = self._unanswered.get(settled.request_id)
         if tickets is None:
             return []
-        if not settled.outcomes and not settled.HasField("error"):
-            answered = [ticket for ticket in tickets if ticket.answer(None)]
-        else:
+        errors: Iterable[SeqgateError | None] = repeat(None, len(tickets))
+        if settled.outcomes or settled.HasField("error"):
             errors = _errors(settled, len(tickets))
-            pairs = zip(tickets, errors, strict=True)
-            answered = [ticket for ticket, error in pairs if ticket.answer(error)]
+        del self._unanswered[settled.request_id]
+        pairs = zip(tickets, errors, strict=True)
+        answered = [ticket for ticket, error in pairs if ticket.answer(error)]
         if self.seeking is not None and not self.seeking.left:
             self.seeking = None
         return answered
@@ -355,8 +356,11 @@ def no_such_message() -> InvalidRequestError:
     )
 
 
+def _unknown() -> InternalError:
+    return InternalError("the service returned an outcome that this client does not know")
+
+
 _ERRORS: Final[dict[int, Callable[[], SeqgateError | None]]] = {
-    pb.SETTLE_OUTCOME_UNSPECIFIED: lambda: InternalError("the service returned no outcome"),
     pb.SETTLE_OUTCOME_DONE: lambda: None,
     pb.SETTLE_OUTCOME_STALE: stale,
     pb.SETTLE_OUTCOME_INVALID: no_such_message,
@@ -367,4 +371,7 @@ def _errors(settled: pb.Settled, count: int) -> list[SeqgateError | None]:
     """The outcome of each item of a request that was not done completely."""
     if settled.HasField("error"):
         return [error_of_status(settled.error)] * count
-    return [_ERRORS[outcome]() for outcome in settled.outcomes]
+    if len(settled.outcomes) != count:
+        text = f"the service returned {len(settled.outcomes)} outcomes for {count} deliveries"
+        return [InternalError(text)] * count
+    return [_ERRORS.get(outcome, _unknown)() for outcome in settled.outcomes]

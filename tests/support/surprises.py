@@ -57,7 +57,7 @@ class Steps(Coroutine[Any, Any, Any]):
         self._coroutine.close()
 
     def __await__(self) -> Any:
-        raise NotImplementedError
+        return self._coroutine.__await__()
 
 
 def in_steps(plan: Plan) -> Callable[..., "asyncio.Task[Any]"]:

@@ -357,8 +357,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "again.",
     "STALE": "Publish it under a higher sequence id if it is still needed. Give this producer "
     "ids that only increase, and have one process at a time publish under its name.",
-    "STALE_TOKEN": "Discard the delivery. If its work is done already, expect the message once "
-    "more; raise `ack_timeout_s`, or renew deliveries that take long.",
+    "STALE_TOKEN": "Settle a message through the consumer that received it. Otherwise discard the "
+    "delivery. If its work is done already, expect the message once more; raise `ack_timeout_s`, "
+    "or renew deliveries that take long.",
     "TRIMMED": "Look for the message's effect in the application before sending it under a new "
     "id: it may be stored already.",
     "UNREACHABLE": "Check the service's address (`seqgate context show`, or the option that names "

@@ -63,7 +63,7 @@ class Consuming(Work[ConsumerRole]):
                 consumer.unlock(key)
 
     async def _process(self, consumer: Consumer, message: Received) -> None:
-        token = list(message.token)
+        token = list(message.token[:3])
         said = read(message.payload)
         place = message.id.first_chunk if isinstance(message.id, ChunkMessageId) else None
         self._journal.write(

@@ -32,10 +32,10 @@ from seqgate.api.dispatcher.v1 import dispatcher_pb2 as pb
 from seqgate.client import _arguments
 from seqgate.client._assembler import DropReason
 from seqgate.client._breaker import BreakerState
-from seqgate.client._consumer import CLOSE_TIMEOUT_S, received
+from seqgate.client._consumer import CLOSE_TIMEOUT_S, nothing
 from seqgate.client._consumer import Consumer as AsyncioConsumer
 from seqgate.client._inbox import Inbox, ReceiverLimits
-from seqgate.client._message import MANY_MESSAGES, Received, Token
+from seqgate.client._message import MANY_MESSAGES, Received, Token, token_of
 from seqgate.client._requests import ACKS_MAX
 from seqgate.client._subscribing import KeyRange, delay_to_wire, reason_to_wire
 from seqgate.client.blocking._forking import Interrupted
@@ -196,7 +196,7 @@ class SharedConsumer(Interrupted, AsyncioConsumer):
 
     def settling(self, message: Received, done: "Future[None]") -> Callable[[], object]:
         """Acknowledges a message, in the loop."""
-        act = partial(self._settle, message, message.token, done)
+        act = partial(self._settle, message, token_of(message), done)
         return partial(copy_context().run, act) if self._spans.is_on else act
 
     def span_of(self, message: Received) -> AbstractContextManager[Span]:
@@ -221,24 +221,31 @@ class SharedConsumer(Interrupted, AsyncioConsumer):
             self._changed.set()  # there may be enough for others
 
     def refuse(self, message: Received, delay_ms: int | None, reason: str) -> "Future[None]":
+        token = token_of(message)
         self._check_open()
         done: Future[None] = Outcome()
         self._spans.settling(NACK, message, cast("Any", done))
-        self._inbox.negative_acknowledge(message.token, delay_ms, self._now_ms(), done, reason)
-        self._perform()
+        refuse = self._inbox.negative_acknowledge
+        self._act(refuse, token, delay_ms, self._now_ms(), done, reason)
         return done
 
     def perform(self) -> None:
         """Do what is left."""
+        self._in_time(self._do_what_is_left)
+
+    def _do_what_is_left(self) -> None:
         self._inbox.do_what_is_left()
         self._perform()
 
     async def put_back_first(self, message: Received) -> None:
-        self._inbox.withdraw()
+        self._act(self._inbox.withdraw)
         self.put_back(message)
 
     def take_back(self) -> None:
         """A thread was interrupted, and put what it had taken back on the shelf."""
+        self._in_time(self._withdraw)
+
+    def _withdraw(self) -> None:
         self._inbox.withdraw()
         self._perform()
         self._changed.set()
@@ -251,6 +258,7 @@ class SharedConsumer(Interrupted, AsyncioConsumer):
         """End the stream, until `call_again`: what it delivered is delivered again."""
         was_streaming = await super().hang_up()
         if was_streaming:
+            self._tasks[0].add_done_callback(self._look)
             self._disconnect()
         return was_streaming
 
@@ -278,10 +286,12 @@ class SharedConsumer(Interrupted, AsyncioConsumer):
             if self._postponed is None:
                 inbox.fill(self._now_ms(), lock=lock, messages=messages)
         except SeqgateError as error:
-            self._perform()
+            self._act(nothing)
             if not shelf:
                 raise
             self._postponed = error
+        except Exception as surprise:
+            raise self._fail(surprise) from surprise
         self._taken()
         return bool(shelf)
 
@@ -289,8 +299,10 @@ class SharedConsumer(Interrupted, AsyncioConsumer):
         try:
             self._spans.settling(ACK, message, cast("Any", done))
             self._inbox.acknowledge(token, done)
-        except Exception as surprise:  # the future is all that its caller has
-            done.set_exception(surprise)
+        except Exception as surprise:
+            error = self._fail(surprise)
+            if not done.done():  # it is all that its caller has
+                done.set_exception(error)
 
     def _flush_acks(self) -> None:
         super()._flush_acks()
@@ -471,7 +483,8 @@ class Consumer(Held[SharedConsumer]):
 
     def processing(self, message: Received) -> AbstractContextManager[Span]:
         """A span around the processing of a message: see the asyncio Consumer."""
-        return self._held.span_of(received(message))
+        token_of(message)
+        return self._held.span_of(message)
 
     def ack(self, message: Received) -> None:
         """Acknowledge a message, and return when that is durable: it is never redelivered. A
@@ -488,9 +501,9 @@ class Consumer(Held[SharedConsumer]):
     def ack_nowait(self, message: Received) -> "Future[None]":
         """Acknowledge a message; the future is done when that is durable, or has the exception that
         `ack` raises. It cannot be cancelled, and its callbacks run in the client's thread: they
-        must not block. Acknowledgements are sent together: after 5 ms, or when there are 1,000."""
-        if type(message) is not Received:
-            received(message)
+        must not block. Acknowledgements are sent together: after 5 ms, or when there are 1,000.
+        What is no message raises InvalidRequestError at once."""
+        token_of(message)
         self._portal.check()
         self._held.check_open()
         done: Future[None] = Outcome()
@@ -499,7 +512,8 @@ class Consumer(Held[SharedConsumer]):
 
     def ack_many(self, messages: Iterable[Received]) -> None:
         """Acknowledge messages, and return when that is durable for all of them: one hand-over for
-        all. Raises the first error that `ack` would raise for one, once all have an outcome."""
+        all. Raises the first error that `ack` would raise for one, once all have an outcome. If one
+        is no message, or another consumer received it, it acknowledges none, and raises at once."""
         self._portal.check()
         self._run(partial(self._held.ack_many, _arguments.listed("messages", messages)))
 
@@ -526,8 +540,8 @@ class Consumer(Held[SharedConsumer]):
         reason: str | BaseException = "",
     ) -> "Future[None]":
         """Refuse a message; the future is done when the service has recorded it, or has the
-        exception that `nack` raises. An invalid delay or reason raises at once."""
-        received(message)
+        exception that `nack` raises. An invalid message, delay or reason raises at once."""
+        token_of(message)
         self._portal.check()
         delay_ms = None if delay_s is None else delay_to_wire(delay_s)
         why = reason_to_wire(reason)
