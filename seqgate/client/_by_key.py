@@ -69,11 +69,13 @@ async def process_by_key(
     _check_asynchronous(handler)
     work = _Work(consumer, handler, _log_failure if on_failure is None else on_failure)
     tasks = [asyncio.create_task(work.run()) for _ in range(concurrency)]
+    working = set(tasks)
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in tasks:
-            if task.done() and (end := task.result()) is not None:
-                raise end
+        while working:
+            ended, working = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                if (end := task.result()) is not None:
+                    raise end
     finally:
         await _stop(work, tasks, stop_timeout_s)
 

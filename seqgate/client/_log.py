@@ -91,6 +91,7 @@ def check_place(place: Place, last: Position | None, *, field: str) -> None:
 async def check_within(calls: Calls, topic: str, place: Place, *, field: str) -> None:
     """Raise InvalidRequestError for a place beyond the end of a topic. A topic that the ledger
     service does not have may be of a log of the caller's own, whose end only the caller knows."""
+    start_to_wire(place)  # raises if it is none
     if place in ("earliest", "latest"):
         return
     with suppress(NotFoundError):

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
-from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
 from fractions import Fraction
@@ -119,7 +119,6 @@ NO_MESSAGE_ID: Final = [
 NO_PLACE: Final = [
     *NO_MESSAGE_ID, "Earliest", "", ["earliest"], {"latest": 1}, 5.0, date(2026, 1, 1),
     datetime(1969, 12, 31, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=Nowhere()),
-    datetime.max.replace(tzinfo=timezone(-timedelta(hours=23))),
 ]  # fmt: skip
 NO_PROPERTIES: Final = [
     {"ab"}, ["ab"], [("a", "b")], "ab", b"ab", 0, False, (), {"a": 1}, {1: "a"}, {"a": None},
@@ -167,8 +166,10 @@ WRONG: Final[Mapping[str, list[Any]]] = {
     "ranges": [*NO_LIST, [1], [(1,)], [(1, 2, 3)], [(1.5, 2)], [("1", 2)], [(True, 2)], [(-1, 2)]],
     "weight": [*NO_WHOLE, -1, 2**32],
     "policy": [None, {}, PolicyValues(enabled=1), PolicyValues(max_producers=1.5),  # type: ignore[arg-type]
-               PolicyValues(snapshot_interval_s=-1), PolicyValues(evicts_when_full=[])],  # type: ignore[arg-type]
+               PolicyValues(snapshot_interval_s=-1), PolicyValues(evicts_when_full=[]),  # type: ignore[arg-type]
+               PolicyValues(refuses_conflicts="refuse")],  # type: ignore[arg-type]
     "compression": ["lz4", None, 1, Incomplete.REFUSE],
+    "reaction": ["REFUSE", "", b"refuse", None, True, Incomplete.REFUSE],
     "type": ["SHARED", None, 1, Compression.LZ4],
     "incomplete": ["refuse", None, True],
     "options": [{}, "x", 0, *(SubscriptionOptions(**each) for each in ({"max_unacked": 1.5},
@@ -247,7 +248,8 @@ KIND: Final[Mapping[str, str]] = {
     "ranges": "ranges", "letters_per_s": "number", "entries_max": "number", "number": "number",
     "takeover": "flag", "inclusive": "flag", "follow": "flag", "force": "flag", "create": "flag",
     "dry_run": "flag", "batching": "batching", "chunking": "chunking", "assembly": "assembly",
-    "compression": "compression", "type": "type", "options": "options", "retry": "retry",
+    "compression": "compression", "on_conflict": "reaction",
+    "type": "type", "options": "options", "retry": "retry",
     "breaker": "breaker", "incomplete": "incomplete", "on_dropped": "callback",
     "on_missed": "callback", "name": "name", "start": "place", "end": "place", "to": "place",
     "place": "place", "since": "time", "message_id": "stored message id", "letter":

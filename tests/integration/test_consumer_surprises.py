@@ -208,9 +208,9 @@ async def test_nothing_waits_for_ever_whatever_fails(
 # ---- in threads
 
 IN_THREADS = (
-    "take_now", "take_more", "key_of", "unlock", "acknowledge_now", "acknowledge_part",
-    "negative_acknowledge", "receive", "requests", "take_resolved", "flush", "leave",
-    "disconnected",
+    "take", "fill", "withdraw", "do_what_is_left", "key_of", "unlock", "acknowledge",
+    "acknowledge_part", "negative_acknowledge", "receive", "requests", "take_resolved", "flush",
+    "leave", "disconnected",
 )  # fmt: skip
 
 

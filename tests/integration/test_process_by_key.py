@@ -263,7 +263,7 @@ async def test_a_function_that_is_not_asynchronous_is_refused_before_anything_is
 ) -> None:
     fake.publish(b"0")
     async with client.consumer(TOPIC, "s") as consumer:
-        with pytest.raises(TypeError, match=r"^handler .* must be"):
+        with pytest.raises(TypeError, match=r"^handler .*must be"):
             await process_by_key(consumer, handler)
         await eventually(lambda: consumer.buffered == 1)
 
