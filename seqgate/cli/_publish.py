@@ -30,7 +30,7 @@ from seqgate.cli._progress import Progress
 from seqgate.cli._publish_input import WHY_A_NAME, Given, Input, size_bytes
 from seqgate.cli._service import client as client_of
 from seqgate.cli._service import reaching, trouble_of
-from seqgate.client import Batching, Chunking, Compression, Producer, Receipt
+from seqgate.client import Batching, Chunking, Compression, OnConflict, Producer, Receipt
 from seqgate.errors import (
     FencedError,
     InvalidRequestError,
@@ -150,6 +150,11 @@ async def publish(
         max=WHOLE_BYTES_MAX,
     ),
     compression: Compression = choice("Compression of each entry.", default=Compression.NONE),
+    on_conflict: OnConflict = choice(
+        "A message whose sequence id is stored with other content: refuse it, or report it as a "
+        "duplicate.",
+        default=OnConflict.REFUSE,
+    ),
     initial_sequence_id: int | None = option(
         "N",
         "The last sequence id considered published, if the service does not know the name; "
@@ -167,7 +172,8 @@ async def publish(
 
     Binary data goes into payload_base64 and ordering_key_base64. Only the payload is required;
     sequence_id must be set on all lines or none. With -o json, each message that is stored now or
-    was before is printed as {"message_id", "sequence_id", "duplicate"}.
+    was before is printed as {"message_id", "sequence_id", "duplicate"}, and with "differs" if
+    its content is not, or may not be, what is stored.
 
     A message that is too large for one entry is split into chunks and read as one message. Its id
     names the first and the last chunk: FIRST;LAST.
@@ -196,6 +202,7 @@ async def publish(
                 max_pending_bytes=_BYTES_MAX,
                 send_timeout_s=settings.timeout_s,
                 open_timeout_s=settings.timeout_s,
+                on_conflict=on_conflict,
             )
             because = partial(trouble_of, made)
             what = f"the ledger service at {target} to accept the producer"
@@ -366,6 +373,7 @@ class _Work:
                     "sequence_id": receipt.sequence_id,
                     "duplicate": receipt.duplicate,
                 }
+                | ({} if receipt.differs is False else {"differs": receipt.differs})
             )
         except OutputClosed:
             self._output_closed = True

@@ -83,6 +83,28 @@ async def test_a_file_that_is_published_again_stores_only_what_is_new(
     assert {message.producer_name[:11] for message in found} == {"file-lines-"}
 
 
+async def test_a_line_that_changed_is_refused_alone_or_reported(
+    seqgate: CommandLine, client: Client, tmp_path: Path, topic: str
+) -> None:
+    file = tmp_path / "lines"
+    publish = ("publish", topic, "--file", str(file), "-o", "json")
+    file.write_bytes(b"one\ntwo\n")
+    assert (await seqgate(*publish)).code == 0
+    file.write_bytes(b"one\n2\nthree\n")
+    refused = await seqgate(*publish)
+    assert refused.code == 1
+    assert [each["duplicate"] for each in refused.records] == [True, False]
+    assert (refused.error["reason"], refused.error["details"]["line"]) == ("CONFLICT", "2")
+    reported = await seqgate(*publish, "--on-conflict", "report")
+    assert reported.code == 0
+    assert [each.get("differs") for each in reported.records] == [None, True, None]
+    assert [message.payload for message in await stored(client, topic)] == [
+        b"one",
+        b"two",
+        b"three",
+    ]
+
+
 async def test_a_file_may_have_any_name(seqgate: CommandLine, tmp_path: Path, topic: str) -> None:
     """Of bytes that are no text, too, and longer than a producer's name."""
     for name in (b"a\nb", b"\xff", b"\xc3\xa4" * 100):
