@@ -404,6 +404,7 @@ async def test_policy_shows_the_level_of_each_value(
         ["on_full", "refuse", "topic"],
         ["snapshot_entries", "1000", "default"],
         ["snapshot_interval_s", "120", "default"],
+        ["on_conflict", "report", "default"],
     ]
     assert shown.record == {
         "topic": topic,
@@ -413,4 +414,5 @@ async def test_policy_shows_the_level_of_each_value(
         "on_full": {"value": "refuse", "source": "TOPIC"},
         "snapshot_entries": {"value": 1000, "source": "DEFAULT"},
         "snapshot_interval_s": {"value": 120, "source": "DEFAULT"},
+        "on_conflict": {"value": "report", "source": "DEFAULT"},
     }

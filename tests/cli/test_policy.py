@@ -14,6 +14,7 @@ NOTHING = {
     "on_full": None,
     "snapshot_entries": None,
     "snapshot_interval_s": None,
+    "on_conflict": None,
 }
 
 
@@ -22,7 +23,7 @@ async def test_a_policy_is_set_shown_and_removed(seqgate: CommandLine, topic: st
     said = await seqgate(
         *("dedup", "policy", "set", topic, "--disabled", "--max-producers", "5"),
         *("--on-full", "refuse", "--producer-inactivity-timeout-minutes", "0"),
-        *("--snapshot-entries", "0", "--snapshot-interval-s", "86400"),
+        *("--snapshot-entries", "0", "--snapshot-interval-s", "86400", "--on-conflict", "refuse"),
     )
     table, shown = await asyncio.gather(
         seqgate("dedup", "policy", "show", topic),
@@ -39,6 +40,7 @@ async def test_a_policy_is_set_shown_and_removed(seqgate: CommandLine, topic: st
         ["on_full", "refuse"],
         ["snapshot_entries", "0"],
         ["snapshot_interval_s", "86400"],
+        ["on_conflict", "refuse"],
     ]
     assert table.rows == [
         ["POLICY", "VALUE", "SET BY"],
@@ -52,9 +54,10 @@ async def test_a_policy_is_set_shown_and_removed(seqgate: CommandLine, topic: st
         "on_full": {"value": "refuse", "source": "TOPIC"},
         "snapshot_entries": {"value": 0, "source": "TOPIC"},
         "snapshot_interval_s": {"value": 86400, "source": "TOPIC"},
+        "on_conflict": {"value": "refuse", "source": "TOPIC"},
     }
     assert removed == Ended(0, "POLICY  VALUE\n", "")
-    assert [row[2] for row in after.rows[1:]] == ["default"] * 6
+    assert [row[2] for row in after.rows[1:]] == ["default"] * 7
 
 
 async def test_a_namespace_has_a_policy_of_its_own(seqgate: CommandLine) -> None:

@@ -44,6 +44,7 @@ def test_the_client_library_exports_these_names() -> None:
         "MessageId",
         "MessageLife",
         "Missed",
+        "OnConflict",
         "Outgoing",
         "Placement",
         "PolicyValues",
@@ -104,6 +105,7 @@ def test_the_exported_errors_can_be_caught() -> None:
     assert names == {
         "AuthenticationError",
         "ClientForkedError",
+        "ConflictError",
         "ConsumerClosedError",
         "CorruptMessageError",
         "DataLossError",
@@ -125,6 +127,7 @@ def test_the_exported_errors_can_be_caught() -> None:
         "StaleSequenceIdError",
         "StaleTokenError",
         "UnavailableError",
+        "WrongServiceError",
     }
 
 

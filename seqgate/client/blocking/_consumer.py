@@ -356,6 +356,11 @@ class Consumer(Held[SharedConsumer]):
         return self._held.is_connected
 
     @property
+    def connection_error(self) -> SeqgateError | None:
+        """Why there is no connection; None: it is connected, or the first attempt is under way."""
+        return self._held.connection_error
+
+    @property
     def buffered(self) -> int:
         """The number of messages that arrived and were not received by the application yet."""
         return self._held.buffered

@@ -207,6 +207,11 @@ class Producer(Held[SharedProducer]):
         return self._held.last_sequence_id
 
     @property
+    def connection_error(self) -> SeqgateError | None:
+        """Why there is no connection; None: it is connected, or the first attempt is under way."""
+        return self._held.connection_error
+
+    @property
     def conflicts(self) -> int:
         """The number of messages so far whose sequence id was stored before with other content."""
         return self._held.conflicts

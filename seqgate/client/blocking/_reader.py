@@ -13,6 +13,7 @@ from seqgate.client._message import MANY_MESSAGES, Message
 from seqgate.client._reader import Missed, Start
 from seqgate.client._reader import Reader as AsyncioReader
 from seqgate.client.blocking._portal import ClosedError, Held, Portal, close_when_dropped
+from seqgate.errors import SeqgateError
 
 T = TypeVar("T")
 
@@ -43,6 +44,11 @@ class Reader(Held[AsyncioReader]):
         self._ready: deque[Message] = deque()
         self._arriving = asyncio.Lock()  # in the loop
         close_when_dropped(self, portal, held.close)
+
+    @property
+    def connection_error(self) -> SeqgateError | None:
+        """Why there is no connection; None: it is connected, or the first attempt is under way."""
+        return self._held.connection_error
 
     @property
     def topic(self) -> str:
