@@ -30,7 +30,7 @@ from seqgate.extras import pip_install
 from seqgate.services.dedup.adapters.keys import topic_key
 from seqgate.times import timestamp
 from seqgate.types import TopicName
-from tests.cli.command_line import CommandLine, Ended
+from tests.cli.command_line import CommandLine, Ended, is_wait
 from tests.simulation.defects import find
 from tests.support.depth import some_of
 from tests.support.jobs import PATIENCE_S, quick_spark
@@ -174,7 +174,8 @@ def check_progress(ended: Ended, command: str, *, topics: int, entries: int) -> 
 
 def progress(err: str) -> list[Any]:
     """The lines about progress, of which standard error consists."""
-    return [json.loads(line)["progress"] for line in err.splitlines()]
+    lines = (line for line in err.splitlines() if not is_wait(line))
+    return [json.loads(line)["progress"] for line in lines]
 
 
 @dataclass(frozen=True, slots=True)

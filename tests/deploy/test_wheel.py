@@ -87,6 +87,7 @@ def test_extras_hold_dependencies_that_a_client_does_not_need(installed: Path) -
         "lz4",
         "opentelemetry-api",
         "protobuf",
+        "xxhash",
         "zstandard",
     }
 

@@ -157,6 +157,7 @@ class Story:
             assert [each async for each in runs]
         assert await self._ledger.find_time(self.topic, 0) == log.first
         await self._ledger.find(self.topic, "p", 4, "")
+        await self._store.goes_on(self.topic, "p", "uuid", log.tail)
 
     async def _list(self) -> None:
         await self._ledger.topics(prefix=str(self.topic), after="", limit=10)

@@ -142,6 +142,7 @@ async def test_a_policy_is_set_on_a_topic_or_a_namespace_and_removed(
         evicts_when_full=False,
         snapshot_entries=0,
         snapshot_interval_s=5,
+        refuses_conflicts=True,
     )
     await admin.set_policy(topic, values)
     assert await admin.policy(topic) == values

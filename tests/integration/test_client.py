@@ -335,7 +335,7 @@ async def test_a_duplicate_receipt_names_the_stored_message(client: Client, topi
         await producer.send(b"x", sequence_id=5)
     async with client.producer(topic, name="p") as producer:
         again = await producer.send(b"again", sequence_id=3)
-        assert again == Receipt(first.message_id, 3, duplicate=True)
+        assert again == Receipt(first.message_id, 3, duplicate=True, differs=True)
         with pytest.raises(StaleSequenceIdError) as stale:
             await producer.send(b"x", sequence_id=4)
         assert stale.value.details == {"sequence_id": "4"}
@@ -494,7 +494,7 @@ async def test_messages_of_a_key_share_a_batch_and_keep_their_order(
     async with client.producer(topic, name="p") as producer:
         for each in range(5):
             again = await producer.send(b"again", sequence_id=each)
-            assert again == Receipt(messages[each].id, each, duplicate=True)
+            assert again == Receipt(messages[each].id, each, duplicate=True, differs=True)
 
 
 async def test_an_ordering_key_takes_precedence_as_the_key_of_a_batch(

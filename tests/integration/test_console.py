@@ -431,7 +431,8 @@ async def test_a_messages_life_is_told_by_its_identity_or_its_position(reader: B
         ({"producer": "checkout", "sequence_id": 900}, "stale"),
         ({"producer": "checkout"}, "needs its sequence id"),
         ({"position": "9:9"}, "no such message"),
-        ({"trace": "0" * 32}, "no message of the trace"),
+        ({"trace": "1" * 32}, "no message of the trace"),
+        ({"trace": "0" * 32}, "trace_id must be 32 hexadecimal digits"),
     ):
         answer = await reader.get("/life", topic=TOPIC, **query)
         assert (answer.status, fault in answer.words) == (200, True), answer.words

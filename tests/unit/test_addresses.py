@@ -49,7 +49,7 @@ def test_an_address_is_a_host_and_a_port_or_a_target_of_grpc(address: str) -> No
         ("::1:7702", "is not HOST:PORT"),
         ("dns:///ledger", "is not HOST:PORT"),
         ("unix:", "is not HOST:PORT"),
-        ("", "is not HOST:PORT"),
+        ("", "must not be empty"),
     ],
 )
 async def test_any_other_address_is_refused_by_every_client(address: str, message: str) -> None:
