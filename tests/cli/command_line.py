@@ -20,7 +20,7 @@ PATIENCE_S = 20.0
 
 def is_wait(line: str) -> bool:
     """Whether a line of standard error says what a command waits for."""
-    return '{"reason":"WAITING"' in line or line.endswith(" (WAITING)\n")
+    return '{"reason":"WAITING"' in line or line.rstrip().endswith(" (WAITING)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ async def test_it_says_for_whom_it_waits_and_stops_at_once_meanwhile(
     slow = bare.with_(PATH=f"{tmp_path}:{os.environ['PATH']}")
     async with slow.running("dev", "--port-base", "0", "-o", "json") as running:
         while True:
-            note = json.loads(await running.error_line(patience_s=START_S))["note"]
+            note = json.loads(await running.wait_line(patience_s=START_S))["note"]
             assert note["reason"] == "WAITING"
             if note["message"].startswith("filter is alive and not ready yet"):
                 break
