@@ -67,13 +67,10 @@ class OutgoingMessage:
     @property
     def digest(self) -> bytes:
         """The digest of its content."""
+        deliver_at_ms = None if self.is_delay else self.deliver_at_ms
+        key, ordering_key, event_ms = self.key, self.ordering_key, self.event_time_ms
         return content_digest(
-            self.payload,
-            self.key,
-            self.ordering_key,
-            self.event_time_ms,
-            None if self.is_delay else self.deliver_at_ms,
-            self.properties,
+            self.payload, key, ordering_key, event_ms, deliver_at_ms, self.properties
         )
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ is the stored one; entry.proto (EntryMetadata.content_digests) defines it."""
 from collections.abc import Mapping
 from typing import Final
 
-from xxhash import xxh3_64_digest as digest_of
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 TRACE_PROPERTIES: Final = frozenset({"traceparent", "tracestate", "baggage"})
 """They differ each time a message is sent."""
@@ -20,22 +20,20 @@ def content_digest(
 ) -> bytes:
     """8 bytes. Leave out `deliver_at_ms` if the application gave a delay, which is another time
     whenever the message is sent."""
-    digest: bytes = digest_of(payload)
-    fields = digest
+    seed = 0
     if key is not None:
-        fields += (
-            b"K" + digest_of(key) if isinstance(key, bytes) else b"k" + digest_of(key.encode())
-        )
+        field = b"K" + key if isinstance(key, bytes) else ("k" + key).encode()
+        seed = xxh3_64_intdigest(field)
     if ordering_key is not None:
-        fields += b"o" + digest_of(ordering_key)
+        seed = xxh3_64_intdigest(b"o" + ordering_key, seed)
     if event_time_ms is not None:
-        fields += b"e" + digest_of(b"%d" % event_time_ms)
+        seed = xxh3_64_intdigest(b"e%d" % event_time_ms, seed)
     if deliver_at_ms is not None:
-        fields += b"d" + digest_of(b"%d" % deliver_at_ms)
-    for name in sorted(properties) if properties else ():
-        if name not in TRACE_PROPERTIES:
-            fields += b"p" + digest_of(name.encode()) + b"v" + digest_of(properties[name].encode())
-    if fields is digest:
-        return digest
-    whole: bytes = digest_of(fields, 1)
-    return whole
+        seed = xxh3_64_intdigest(b"d%d" % deliver_at_ms, seed)
+    if properties:
+        for name in sorted(properties) if len(properties) > 1 else properties:
+            if name not in TRACE_PROPERTIES:
+                seed = xxh3_64_intdigest(("p" + name).encode(), seed)
+                seed = xxh3_64_intdigest(("v" + properties[name]).encode(), seed)
+    digest: bytes = xxh3_64_digest(payload, seed)
+    return digest

@@ -32,9 +32,7 @@ def message(sequence_id: int = 7, **fields: Any) -> OutgoingMessage:
         ({}, xxhash.xxh3_64_hexdigest(b"2 apples")),
         (
             {"key": "c-17"},
-            xxhash.xxh3_64_hexdigest(
-                xxhash.xxh3_64_digest(b"2 apples") + b"k" + xxhash.xxh3_64_digest(b"c-17"), 1
-            ),
+            xxhash.xxh3_64_hexdigest(b"2 apples", xxhash.xxh3_64_intdigest(b"kc-17")),
         ),
     ],
 )

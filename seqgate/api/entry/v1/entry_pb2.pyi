@@ -255,10 +255,10 @@ class EntryMetadata(_message.Message):
     message, in batch order; of a large message, in each chunk. Optional. Shows
     whether a message that is sent again is the one that is stored.
 
-    With H for XXH3_64bits, 8 bytes big-endian: the digest is H of the payload
-    before compression. If the message has any of the following, it is H, with
-    seed 1, of that digest and these, in this order, each as its letter in ASCII
-    and H of its bytes:
+    The digest is XXH3_64bits of the payload before compression, big-endian. Its
+    seed is 0, or if the message has any of the following, the XXH3_64bits of the
+    last one, whose seed is that of the one before, and so on; in this order, each
+    as its letter in ASCII and its bytes:
 
       k  the key, if it is text        K  the key, if it is bytes
       o  the ordering key
