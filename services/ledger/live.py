@@ -923,18 +923,21 @@ class LiveTopic:
         ]
         receipts = [receipt_of(*each) for each in resent]
         if not producer.startswith(SYSTEM_PRODUCER):
-            session = self._names.get(producer)
-            refuses = refuses or (session is not None and session.refuses_conflicts)
             found = await comparisons(self._store, self.topic, resent)
             self._counts.compared(found)
             receipts = [
-                told(receipt, its, refuses=refuses)
-                for receipt, its in zip(receipts, found, strict=True)
+                told(receipt, its, refuses=refuses or self._refuses_conflicts(each.repeated.unit))
+                for each, receipt, its in zip(resent, receipts, found, strict=True)
             ]
         return [
             Answer(repeated.unit, receipt)
             for (repeated, _), receipt in zip(resent, receipts, strict=True)
         ]
+
+    def _refuses_conflicts(self, unit: Unit) -> bool:
+        """Whether the stream that sent a unit refuses conflicts: another one may have the name."""
+        session = self._sessions.get(unit.session)
+        return session is not None and session.refuses_conflicts
 
     async def _replay_page(self, read: ReadLog) -> list[Effect]:
         """Read a page of the log and confirm it to deduplication."""
